@@ -75,8 +75,8 @@ def train(
     """
     with (peers := joined()).starting():
         checked, folder = prepare(config, overrides, rewards=rewards, watch=watch, resume=resume, values=values)
-    from diffrl.run.processes import parted_at_exit
-    from diffrl.run.train import train as run_training
+        from diffrl.run.meeting import parted_at_exit
+        from diffrl.run.train import train as run_training
 
     with parted_at_exit():
         run_training(checked, resume=folder, dry_run=dry_run, override=override, peers=peers)

@@ -19,9 +19,9 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import default_features, load_features
+from diffrl.launched import join_processes
 from diffrl.pictures import grid
 from diffrl.policy import Backbone, Policy, load_policy
-from diffrl.policy.engine import join_processes
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
 from diffrl.records.disk import replacing, write_text

@@ -10,13 +10,26 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(ValueError):
     """Bad input: one line that says what, where and the nearest valid choice. The command line exits with 2."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact.
+
+    `details`: what is known about the step, for whoever looks into it. `quiet`: another process says it.
+    """
+
+    quiet = False
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 def first_of_machine() -> bool:

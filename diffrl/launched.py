@@ -7,9 +7,12 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, in_one_line
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 log = logging.getLogger("diffrl")
 
@@ -24,6 +27,23 @@ def as_launched() -> Iterator[None]:
         asked = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("ACCELERATE_")]
         text = f"accelerate cannot start as the environment asks ({', '.join(asked)})"
         raise UserError(f"{text}: {in_one_line(error)}") from error
+
+
+def join_processes(**settings: Any) -> Accelerator:
+    """This process's accelerator, which knows the others that a launcher started. `settings`: of `Accelerator`."""
+    import torch
+    from accelerate import Accelerator
+
+    with as_launched():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+            # Else each of torchrun's processes would take itself for the only one, and all would write one folder.
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+        return Accelerator(**settings)
+
+
+def launched_with_fsdp() -> bool:
+    """Did the launcher ask for FSDP? accelerate's own variable."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def check_launched() -> None:

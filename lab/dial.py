@@ -29,9 +29,9 @@ from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import load_features
+from diffrl.launched import join_processes
 from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.policy import Policy
-from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_text

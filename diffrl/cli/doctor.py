@@ -63,10 +63,10 @@ def check_fit(
     `gpu`: GiB of the devices that it is meant for, or what they are; None: what is free here. `processes`: of all
     `nodes` together; None: WORLD_SIZE. `fsdp2`: the network is spread over them.
     """
+    from diffrl.launched import launched_with_fsdp
     from diffrl.memory.advice import advise
     from diffrl.memory.fit import MARGIN, PICTURE, estimate
     from diffrl.memory.rewards import RATE
-    from diffrl.policy.sharding import launched_with_fsdp
 
     world = processes or int(os.environ.get("WORLD_SIZE", "1"))
     if world % nodes:

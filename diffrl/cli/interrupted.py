@@ -20,21 +20,21 @@ def loading() -> None:
             print("diffrl: loading ...", flush=True)
 
 
-def resumable(folder: str | Path, train: Callable[[], object]) -> int:
-    """Run `train`, which writes the run `folder`; 0, or 75 if a signal ended it with everything saved."""
+def resumable(folder: Callable[[], str | None], train: Callable[[], object]) -> int:
+    """Run `train`, which writes the run `folder()`, None as long as that is not known; 0, or 75 if a signal ended it
+    with everything saved."""
     from diffrl.run.interrupt import EXIT_CODE, Interrupted
 
-    again = f"diffrl: continue with: diffrl train --resume {folder}"
     try:
         train()
     except Interrupted as ended:
-        if os.environ.get("RANK", "0") == "0":
-            begun = (Path(folder) / "metrics.jsonl").is_file()
-            say(f"{again if begun else 'diffrl: nothing was trained yet'}  ({ended}; exit code {EXIT_CODE})")
+        from diffrl.run.heartbeat import say_stopped
+
+        say_stopped(Path(place) if (place := folder()) else None, ended)
         return EXIT_CODE
     except KeyboardInterrupt:
-        if (Path(folder) / "checkpoints").is_dir():
-            say(again)
+        if (place := folder()) and (Path(place) / "checkpoints").is_dir():
+            say(f"diffrl: continue with: diffrl train --resume {place}")
         raise
     return 0
 

@@ -44,7 +44,7 @@ JOINING |= {"draw-set", "d2align", "bench", "sweep"}
 FAILURES = (
     ("diffrl.rewards.protocol", "RewardError", ""),
     ("diffrl.records.checkpoint", "CheckpointError", ""),
-    ("diffrl.run.loop", "TrainingError", ""),
+    ("diffrl.errors", "TrainingError", ""),
     ("diffrl.records.disk", "DiskError", ""),
     ("diffrl.records.lock", "LockLostError", ""),
     ("diffrl.rollout", "SamplingError", ""),
@@ -298,17 +298,20 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f"train: the config comes first: diffrl train {late[0]} {words[0]}")
     if watched := sys.stdout.isatty():
         loading()
-    from diffrl.api import prepare
+    from diffrl.api import Config, prepare
 
-    with (peers := joined()).starting():
-        config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
+    config: Config | None = None
 
-    if not watched:  # a file has a mistake's one line alone
-        loading()
-    from diffrl.run.train import train
+    def run() -> None:
+        nonlocal config
+        with (peers := joined()).starting():
+            config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
+            if not watched:  # a file has a mistake's one line alone
+                loading()
+            from diffrl.run.train import train
+        train(config, resume, dry_run=arguments.dry_run, override=arguments.override, peers=peers)
 
-    options = {"dry_run": arguments.dry_run, "override": arguments.override, "peers": peers}
-    return resumable(config.run_dir, lambda: train(config, resume, **options))
+    return resumable(lambda: None if config is None else config.run_dir, run)
 
 
 def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:

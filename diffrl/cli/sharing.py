@@ -54,7 +54,7 @@ def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
     loading()
     from diffrl.api import Run, train
 
-    if code := resumable(folder, lambda: train("playground/demo", *words)):
+    if code := resumable(lambda: folder, lambda: train("playground/demo", *words)):
         return code
     run = Run(folder)
     print(

@@ -17,9 +17,9 @@ from diffrl.divgen.observe import MANIFEST, Item
 from diffrl.divgen.scoring import JOB, read_job
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
+from diffrl.launched import join_processes
 from diffrl.lora_files import as_list, lora_file
 from diffrl.policy import Policy, load_policy
-from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_text

@@ -19,9 +19,9 @@ from diffrl.drawing import Drawing, scorer_for
 from diffrl.errors import UserError
 from diffrl.image_sets.latents import FOLDER, Latents
 from diffrl.image_sets.layouts import group_of
+from diffrl.launched import join_processes
 from diffrl.plugins import short_name
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from diffusers.models.attention_dispatch import AttentionBackendName
 from peft.tuners.lora import LoraLayer
 from torch import nn
@@ -18,17 +16,6 @@ ATTENTION = "engine.attention"
 GRAPHS = 32  # of a compiled block, at most
 
 log = logging.getLogger("diffrl")
-
-
-def join_processes(**settings: Any) -> Accelerator:
-    """This process's accelerator, which knows the others that a launcher started. `settings`: of `Accelerator`."""
-    from diffrl.launched import as_launched
-
-    with as_launched():
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
-            # Else each of torchrun's processes would take itself for the only one, and all would write one folder.
-            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-        return Accelerator(**settings)
 
 
 def set_attention(network: Any, kernel: str) -> None:

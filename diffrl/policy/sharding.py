@@ -13,7 +13,6 @@ runs inside `Policy.together()`: ranks that finish early run dummy forwards unti
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -57,11 +56,6 @@ class Lockstep:
         return count
 
 
-def launched_with_fsdp() -> bool:
-    """Did the launcher ask for FSDP? accelerate's own variable."""
-    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-
-
 def plugin_of(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
     """How `accelerate launch` was told to shard; None if it was not, or if there is one process only.
 
@@ -69,6 +63,8 @@ def plugin_of(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None
         UserError: for FSDP1, which cannot leave the LoRAs whole, and for DeepSpeed, which would shard nothing that
             matters here.
     """
+    from diffrl.launched import launched_with_fsdp
+
     kind = accelerator.distributed_type
     if kind == DistributedType.DEEPSPEED:
         raise UserError(

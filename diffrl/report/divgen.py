@@ -125,7 +125,7 @@ def report_of_run(run: Path, each: int, per_prompt: int) -> Path | None:
     from diffrl.divgen.prompts import benchmark, small, world_of
     from diffrl.divgen.run import Job, generate_images
     from diffrl.drawing import Drawing
-    from diffrl.policy.engine import join_processes
+    from diffrl.launched import join_processes
     from diffrl.report.data import read_run
 
     found, out = read_run(run), run / "divgen"

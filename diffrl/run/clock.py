@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from diffrl.policy import Policy
 from diffrl.records.progress import PHASES
+
+if TYPE_CHECKING:
+    from diffrl.policy import Policy
 
 
 @dataclass

@@ -23,15 +23,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from diffrl.errors import UserError, first_of_machine, in_one_line, printable, say
+from diffrl.errors import TrainingError, UserError, first_of_machine, in_one_line, printable, say
 from diffrl.run.interrupt import EXIT_CODE, SIGNALS, Interrupted
-from diffrl.run.loop import TrainingError
 from diffrl.run.peers import Peers
 
 LIMIT = "DIFFRL_HEARTBEAT"  # environment variable: seconds without a heartbeat after which a process is given up
@@ -280,11 +280,19 @@ class Heartbeat(Peers):
         final, code = self._final(self.ended), self._word["code"]
         if self.folder is not None:
             self.folder.ended(code)
-        if code == EXIT_CODE and self.rank == 0 and self.folder is not None:
-            say(f"diffrl: continue with: diffrl train --resume {self.folder.path}  ({final}; exit code {code})")
-        elif not (getattr(final, "quiet", False) or code == EXIT_CODE or (code == 2 and not first_of_machine())):
+        if isinstance(final, Interrupted):
+            say_stopped(None if self.folder is None else self.folder.path, final)
+        elif not (getattr(final, "quiet", False) or (code == 2 and not first_of_machine())):
             say(f"diffrl: error: {' '.join(printable(str(final)).split())}")
         os._exit(code)
+
+
+def say_stopped(folder: Path | None, ended: Interrupted) -> None:
+    """How the run in `folder`, where one is known, goes on: once on each machine."""
+    if first_of_machine():
+        begun = folder is not None and (folder / "metrics.jsonl").is_file()
+        again = f"continue with: diffrl train --resume {folder}" if begun else "nothing was trained yet"
+        say(f"diffrl: {again}  ({ended}; exit code {EXIT_CODE})")
 
 
 def _open(world: int) -> tuple[socket.socket | None, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.errors import TrainingError
 from diffrl.features import group_diversity
 from diffrl.objectives.advantages import Scored
 from diffrl.objectives.gradients import Gradients, SumOfLosses
@@ -33,20 +34,6 @@ from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
 from diffrl.run.source import Epoch, EpochSource
 from diffrl.seeds import seed_of
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact.
-
-    `details`: what is known about the step, for whoever looks into it. `quiet`: another process says it.
-    """
-
-    quiet = False
-
-    def __init__(self, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.details = details
-
 
 MAX_SKIPPED = 2  # optimiser steps in a row that may be skipped for a non-finite gradient
 

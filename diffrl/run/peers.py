@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from diffrl.run.interrupt import Interrupts
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -27,9 +29,12 @@ def joined() -> Peers:
     """
     if all(os.environ.get(name, "1") == "1" for name in COUNTS):
         return Peers()
-    from diffrl.run.meeting import join
+    from diffrl.run.hello import Hello
 
-    return join()
+    with Hello() as hello:
+        from diffrl.run.meeting import join
+
+        return join(hello)
 
 
 class Peers:
@@ -67,7 +72,9 @@ class Peers:
     def starting(self) -> Iterator[None]:
         """Around what is done before `with peers:`."""
         try:
-            yield
+            with Interrupts(at_once=True) as interrupts, self.forward_signals():
+                yield
+                interrupts.check()
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise

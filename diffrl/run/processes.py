@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import time
@@ -24,27 +23,10 @@ WAITING = timedelta(hours=2)
 TOGETHER = timedelta(minutes=20)  # while micro-batches are trained: what one compiles, or what its GPU is slower
 
 
-@contextlib.contextmanager
-def parted_at_exit() -> Iterator[None]:
-    """Around a run in a script of one's own: where it ends in order, the group of its processes ends before the
-    interpreter does, which aborts now and then where one still lives. After an error nothing is done: what waits for a
-    peer then would wait at the exit, too. The command line leaves by itself (`diffrl.cli.interrupted.leave_peers`).
-    """
-    atexit.unregister(_part)
-    yield
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        atexit.register(_part)
-
-
 def set_timeout(limit: timedelta) -> None:
     """Of the exchanges that follow; torch names the function otherwise in each of its versions."""
     with contextlib.suppress(AttributeError):
         getattr(dist, "set_timeout", distributed_c10d._set_pg_timeout)(limit)
-
-
-def _part() -> None:
-    if dist.is_initialized():  # the script may have ended it
-        dist.destroy_process_group()
 
 
 class Processes:

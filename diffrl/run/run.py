@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 
 from diffrl.config import Config
+from diffrl.errors import TrainingError
 from diffrl.records import checkpoint
 from diffrl.records.held_out import read_held_out
 from diffrl.run.ahead import Ahead
@@ -18,7 +19,6 @@ from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import restore, states
 from diffrl.run.interrupt import Interrupted
 from diffrl.run.journal import Journal
-from diffrl.run.loop import TrainingError
 from diffrl.run.peers import Peers
 from diffrl.run.processes import check_agreement
 from diffrl.run.setup import build, check, load, preflight

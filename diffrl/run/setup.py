@@ -23,7 +23,6 @@ from diffrl.features import load_features
 from diffrl.objectives.objective import Objective
 from diffrl.plugins import installed, load_value
 from diffrl.policy import Policy, load_policy
-from diffrl.policy.engine import join_processes
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
 from diffrl.records.verdict import Guard
@@ -106,6 +105,8 @@ class Built:
 
 def check(config: Config, folder: RunFolder | None, peers: Peers) -> Checked:
     """Compare what the processes were started with. UserError for what cannot be had."""
+    from diffrl.launched import join_processes
+
     accelerator = peers.accelerator or join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING)])
     folder = folder or RunFolder(Path(config.run_dir), accelerator.is_main_process)
     check_agreement(accelerator, started_with(config), ALIKE)

@@ -10,13 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import UserError, foreign, printable
+from diffrl.errors import TrainingError, UserError, foreign, printable
 from diffrl.records.disk import DiskError
 from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import EXIT_CODE, Interrupted, Interrupts
 from diffrl.run.journal import Journal
-from diffrl.run.loop import TrainingError
 from diffrl.run.peers import Peers, joined
 from diffrl.run.run import Run
 from diffrl.run.start import Start, find_start
@@ -45,7 +44,7 @@ def train(
     folder = RunFolder(Path(config.run_dir) if resume is None else resume, os.environ.get("RANK", "0") == "0")
     peers = peers or joined()
     peers.folder = folder
-    with peers, Interrupts(at_once=True):
+    with peers, Interrupts(at_once=True), peers.forward_signals():
         (_dry_run if dry_run else _train)(config, folder, resume is not None, override, peers)
 
 

@@ -19,7 +19,7 @@ from diffrl.divgen.run import Job, generate_images, image_file
 from diffrl.divgen.scoring import JOB
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
-from diffrl.policy.engine import join_processes
+from diffrl.launched import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.rewards.building import Entry, build_rewards

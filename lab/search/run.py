@@ -17,9 +17,9 @@ from torch import Tensor
 
 from diffrl.drawing import Drawing, scorer_for
 from diffrl.errors import UserError
+from diffrl.launched import join_processes
 from diffrl.plugins import short_name
 from diffrl.policy import Policy
-from diffrl.policy.engine import join_processes
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text

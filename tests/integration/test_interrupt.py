@@ -15,10 +15,10 @@ from test_resume import final_tensors
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.errors import TrainingError
 from diffrl.records import checkpoint
 from diffrl.records.tracking import read_metrics
 from diffrl.run.interrupt import EXIT_CODE, Interrupted, Interrupts
-from diffrl.run.loop import TrainingError
 from diffrl.run.train import train
 
 # Where the signal arrives: (class, attribute, number of the call).

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from children import child, signal_at
+from children import child, replace, signal_at
 from hub_cache import COMMITS, put
 from launching import free_port, train_joined
 from safetensors.torch import load_file
@@ -81,6 +81,27 @@ def killed() -> None:
     signal_at("diffrl.api:prepare", 1)
 
 
+def killed_before() -> None:
+    def join(hello: Any) -> None:
+        until = time.monotonic() + 30
+        while not hello._links and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    replace({"diffrl.run.meeting:join": join})
+
+
+def terminated() -> None:
+    signal_at("diffrl.api:prepare", 1, signal.SIGTERM)
+
+
+def no_package() -> None:
+    def join(*given: object) -> None:
+        raise ImportError("no accelerate")
+
+    replace({"diffrl.run.meeting:join": join})
+
+
 def other_version() -> None:
     from diffrl.run import meeting
 
@@ -111,6 +132,8 @@ ONE_ALONE: dict[str, tuple[dict[str, Any], int, str]] = {
     ),
     "a full disk": ({"act": full_disk}, 1, "No space left"),
     "killed": ({"act": killed}, -signal.SIGKILL, ""),
+    "killed before all have met": ({"act": killed_before}, -signal.SIGKILL, "is gone"),
+    "a missing package": ({"act": no_package}, 1, "no accelerate"),
 }
 
 
@@ -119,9 +142,14 @@ def test_what_one_machine_meets_ends_both_with_its_name(cluster: Any, event: str
     given, code, text = ONE_ALONE[event]
     (first, said), (second, its) = cluster(**given)
     assert second == code and first == (2 if code == 2 else 1)
-    assert text in its and ("diffrl: error:" in its or code < 0)
+    assert code < 0 or (text in its and ("diffrl: error:" in its or "Traceback" in its))
     (line,) = [line for line in said.splitlines() if line.startswith("diffrl: error:")]
     assert "rank 1 (process " in line and "on machine1" in line and text in line
+
+
+def test_a_signal_at_one_machine_while_it_starts_is_said_by_its_name(cluster: Any) -> None:
+    for (code, said), text in zip(cluster(act=terminated), ("SIGTERM to rank 1 (", "SIGTERM; "), strict=True):
+        assert code == 75 and f"nothing was trained yet  (ended by {text}" in said
 
 
 @pytest.mark.parametrize(
@@ -140,7 +168,8 @@ def test_other_versions_and_launchers_are_refused_on_both(cluster: Any, given: d
 
 def test_a_machine_that_does_not_come_is_waited_for_within_bounds(cluster: Any) -> None:
     ((code, said),) = cluster(alone=True)
-    assert code == 2 and "rank 0 of 2 has not met all others at 127.0.0.1:" in said and "within 5 s" in said
+    assert code == 2 and "rank 0 of 2 has not met all others at 127.0.0.1:" in said
+    assert "within 5 s; no sign of rank 1" in said
 
 
 def test_a_run_s_folder_on_one_machine_s_disk_is_handed_on(config_file: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from diffrl.cli.main import main
 from diffrl.errors import UserError
-from diffrl.policy.engine import join_processes
+from diffrl.launched import join_processes
 from diffrl.serving.client import Servers
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -10,8 +10,8 @@ import torch
 from tiny import count_forwards
 
 from diffrl.config import load_config
+from diffrl.errors import TrainingError
 from diffrl.policy.base import Policy
-from diffrl.run.loop import TrainingError
 from diffrl.run.train import Run
 
 
