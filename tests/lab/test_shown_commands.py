@@ -93,6 +93,7 @@ NOT_RUN = {
     r"^diffrl d2align learn": "minutes: tests/integration/test_d2align_runs.py",
     r"^diffrl sweep": "processes of its own: tests/unit/test_sweep.py",
     r"mine\.py:clipped": "tests/unit/test_advantage_rules.py",
+    r"bounded\.most": "tests/integration/test_outside.py",
     r"diffrl train (configs/)?(?!playground)\w+/\w+": "needs the model: the config is read",
     r"^diffrl (version|completion)": "tests/unit/test_cli.py",
     r"^diffrl models check": "minutes: tests/integration/test_matrix_families.py",
