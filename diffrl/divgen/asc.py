@@ -55,11 +55,6 @@ def learnable(queries: int, hits: int, most: int) -> float:
     return float(most) if slope(most) >= 0 else float(brentq(slope, hits, most, xtol=1e-9 * most))
 
 
-def retrieval_score(neighbours: Array, size: int) -> float:
-    """IRS = s* / |X_train| of queries with these nearest training images (n,) among `size`; in (0, 1]."""
-    return learnable(len(neighbours), len(np.unique(neighbours)), size) / size
-
-
 def draws(learned: float, queries: int, seed: int, replicates: int = REPLICATES) -> Array:
     """Distinct images met by `queries` uniform draws from `learned` images (rounded), simulated: (R,) int64."""
     rng = np.random.default_rng(seed)

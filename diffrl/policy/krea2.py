@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known, pack, unpack
 from diffrl.policy.pipelines import Resolution, schedule_shift
-from diffrl.policy.qwen_image import qwen_from_encoder, qwen_to_vae
+from diffrl.policy.qwen_image import OneFrame
 
 DISTILLED_MU = 1.15
 
 
-class Krea2(Family):
+class Krea2(OneFrame, Family):
     """The family's part of a policy (see `diffrl.policy.family`).
 
     The plain pipeline adds `guidance_scale` times the difference to the conditional prediction: its 4.5 is 5.5 here,
@@ -79,18 +79,6 @@ class Krea2(Family):
             return DISTILLED_MU
         config = {"max_image_seq_len": 6400, **self.pipe.scheduler.config}
         return schedule_shift(config, self.tokens, self.max_shift)
-
-    def to_vae(self, latents: Tensor) -> Tensor:
-        return qwen_to_vae(latents, self.vae.config)
-
-    def from_vae(self, decoded: Tensor) -> Tensor:
-        return decoded[:, :, 0]
-
-    def to_encoder(self, images: Tensor) -> Tensor:
-        return images.unsqueeze(2)
-
-    def from_encoder(self, encoded: Tensor) -> Tensor:
-        return qwen_from_encoder(encoded, self.vae.config)
 
     def plain_latents(self, latents: Tensor) -> Tensor:
         return pack(latents, self.patch)

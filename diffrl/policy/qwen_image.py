@@ -18,7 +18,31 @@ from diffrl.policy.meaning import refuse_others
 from diffrl.policy.pipelines import Resolution
 
 
-class QwenImage(Family):
+class OneFrame:
+    """Latents (B, C, h, w), normalised by channel, of an autoencoder for video, which takes and gives one frame."""
+
+    vae: Any
+
+    def to_vae(self, latents: Tensor) -> Tensor:
+        mean, std = self._by_channel(latents)
+        return (latents * std + mean).unsqueeze(2)
+
+    def from_vae(self, decoded: Tensor) -> Tensor:
+        return decoded[:, :, 0]
+
+    def to_encoder(self, images: Tensor) -> Tensor:
+        return images.unsqueeze(2)
+
+    def from_encoder(self, encoded: Tensor) -> Tensor:
+        mean, std = self._by_channel(encoded)
+        return (encoded[:, :, 0] - mean) / std
+
+    def _by_channel(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        config = self.vae.config
+        return channelwise(config.latents_mean, latents), channelwise(config.latents_std, latents)
+
+
+class QwenImage(OneFrame, Family):
     """The family's part of a policy (see `diffrl.policy.family`)."""
 
     autoencoders = ("AutoencoderKLQwenImage",)
@@ -68,32 +92,8 @@ class QwenImage(Family):
         _, height, width = self.latent_shape
         return unpack(combined, height, width)
 
-    def to_vae(self, latents: Tensor) -> Tensor:
-        return qwen_to_vae(latents, self.vae.config)
-
-    def from_vae(self, decoded: Tensor) -> Tensor:
-        return decoded[:, :, 0]
-
-    def to_encoder(self, images: Tensor) -> Tensor:
-        return images.unsqueeze(2)
-
-    def from_encoder(self, encoded: Tensor) -> Tensor:
-        return qwen_from_encoder(encoded, self.vae.config)
-
     def plain_latents(self, latents: Tensor) -> Tensor:
         return pack(latents)
 
     def plain_guidance(self, guidance: float, rows: int) -> Mapping[str, Any]:
         return {"true_cfg_scale": guidance, "negative_prompt": [self.empty] * rows}
-
-
-def qwen_to_vae(latents: Tensor, config: Any) -> Tensor:
-    """Latents (B, C, h, w) with the autoencoder's own mean and standard deviation per channel, as one frame."""
-    mean, std = (channelwise(values, latents) for values in (config.latents_mean, config.latents_std))
-    return (latents * std + mean).unsqueeze(2)
-
-
-def qwen_from_encoder(encoded: Tensor, config: Any) -> Tensor:
-    """The inverse of `qwen_to_vae`."""
-    mean, std = (channelwise(values, encoded) for values in (config.latents_mean, config.latents_std))
-    return (encoded[:, :, 0] - mean) / std

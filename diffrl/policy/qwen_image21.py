@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known
-from diffrl.policy.qwen_image import qwen_from_encoder, qwen_to_vae
+from diffrl.policy.qwen_image import OneFrame
 
 
-class QwenImage21(Family):
+class QwenImage21(OneFrame, Family):
     """The family's part of a policy (see `diffrl.policy.family`)."""
 
     autoencoders = ("AutoencoderKLQwenImage21",)
@@ -74,18 +74,6 @@ class QwenImage21(Family):
             return_dict=False,
         )[0]
         return tokens[:, -height * width :].transpose(1, 2).reshape(x_t.shape)
-
-    def to_vae(self, latents: Tensor) -> Tensor:
-        return qwen_to_vae(latents, self.vae.config)
-
-    def from_vae(self, decoded: Tensor) -> Tensor:
-        return decoded[:, :, 0]
-
-    def to_encoder(self, images: Tensor) -> Tensor:
-        return images.unsqueeze(2)
-
-    def from_encoder(self, encoded: Tensor) -> Tensor:
-        return qwen_from_encoder(encoded, self.vae.config)
 
     def plain_latents(self, latents: Tensor) -> Tensor:
         return latents.flatten(2).transpose(1, 2)
