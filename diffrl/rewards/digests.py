@@ -56,7 +56,7 @@ def code_files(source: Path, top: str = "") -> tuple[dict[str, Path], set[str]]:
             found = _origin(name, file)
             if found is None or found in files.values():
                 continue
-            own = name.partition(".")[0] == top or not _is_installed(found)
+            own = name.partition(".")[0] == top or not is_installed(found)
             if own and name.partition(".")[0] != "diffrl":
                 files[name] = found
                 waiting.append((found, name if found.name == "__init__.py" else name.rpartition(".")[0]))
@@ -65,7 +65,7 @@ def code_files(source: Path, top: str = "") -> tuple[dict[str, Path], set[str]]:
     return files, installed
 
 
-def _is_installed(file: Path) -> bool:
+def is_installed(file: Path) -> bool:
     return str(file).startswith(_INSTALLED) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 

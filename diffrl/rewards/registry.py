@@ -154,11 +154,14 @@ def load_class(name_or_path: str) -> type:
         thing = local.find(name_or_path)
         loaded = thing if inspect.isclass(thing) else type(thing)
     else:
-        from diffrl.rewards.functions import adapt
+        loaded = local.given(name_or_path)  # this program has it already, and need not import its own file
+        if loaded is None:
+            module = is_module(name_or_path)
+            loaded = load_value("reward", *[name_or_path] * 2) if module else load("reward", name_or_path, fits=_fits)
+            if ":" in name_or_path:
+                from diffrl.rewards.functions import adapt
 
-        module = is_module(name_or_path)
-        loaded = load_value("reward", *[name_or_path] * 2) if module else load("reward", name_or_path, fits=_fits)
-        loaded = adapt(loaded, name_or_path.rpartition(":")[2]) if ":" in name_or_path else loaded
+                loaded = adapt(loaded, name_or_path.rpartition(":")[2])
     if missing := missing_of_class(loaded):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
     return loaded

@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +20,13 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.plugins import here
+from diffrl.plugins import here, is_path
 from diffrl.rewards import digests, local
 from diffrl.rewards.answers import checked
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.offloading import Wrapper
 from diffrl.rewards.protocol import Metadata, Reward
-from diffrl.rewards.registry import load_class
+from diffrl.rewards.registry import is_module, load_class
 from diffrl.version import __version__
 
 ASIDE = ("device", "batch_size")  # arguments that do not change a score
@@ -106,33 +107,44 @@ def identity_for_cache(plugin: str, arguments: Mapping[str, Any], reward: Reward
     with the versions of all packages that the code imports: nothing that may change a score is left out."""
     defaults = {} if local.is_local(plugin) else inspect.signature(load_class(plugin)).parameters
     given = {key: one.default for key, one in defaults.items() if one.default is not one.empty} | dict(arguments)
-    text, imported = _identity(
-        plugin, given, reward, lambda file: [file.name, file.stat().st_size, digests.whole(file)]
-    )
+    of_file = lambda file: [file.name, file.stat().st_size, digests.whole(file)]  # noqa: E731
+    text, imported = _identity(plugin, given, reward, of_file, whole=True)
     known = digests.versions({"torch", "numpy", "PIL", *imported})
     return hashlib.sha256(json.dumps([text, known], sort_keys=True).encode()).hexdigest()
 
 
 def _identity(
-    plugin: str, arguments: Mapping[str, Any], reward: Reward, of_file: Callable[[Path], list[Any]]
+    plugin: str, arguments: Mapping[str, Any], reward: Reward, of_file: Callable[[Path], list[Any]], whole: bool = False
 ) -> tuple[str, set[str]]:
     """The digest, and the installed packages that the reward's code imports."""
     from diffrl.hub import plain
 
     imported: set[str] = set()
     if local.is_local(plugin):
-        code = hashlib.sha256(local.source_of(plugin).encode()).hexdigest()
+        from diffrl.rewards.objects import of_object
+
+        code = of_object(local.find(plugin), whole)
     else:
         reward_class = load_class(plugin)
-        source, code = inspect.getsourcefile(getattr(reward_class, "written", reward_class)), ""
-        if source:
-            files, imported = digests.code_files(Path(source), reward_class.__module__.partition(".")[0])
+        source, code = _source(plugin, reward_class), ""
+        if source is not None:
+            files, imported = digests.code_files(source, reward_class.__module__.partition(".")[0])
             code = digests.code_digest(files)
     used = {key: value for key, value in sorted(arguments.items()) if key not in ASIDE}
     chosen = {key: [plain(value), stamp(here(value), of_file)] for key, value in used.items()}
     behind = [getattr(reward, "identity", ""), getattr(reward, "commits", None) or {}]  # a server's own; the hub's
     text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest(), imported
+
+
+def _source(plugin: str, reward_class: type) -> Path | None:
+    """The file where a reward stands, also one that only names what another file defines."""
+    if is_path(plugin):
+        return Path(plugin.rpartition(":")[0]).expanduser()
+    written = getattr(reward_class, "written", reward_class)
+    owner = sys.modules[plugin.partition(":")[0]] if is_module(plugin) else written
+    source = inspect.getsourcefile(owner)
+    return None if source is None else Path(source)
 
 
 def stamp(value: object, of_file: Callable[[Path], list[Any]] | None = None) -> list[Any]:

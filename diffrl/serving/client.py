@@ -182,7 +182,7 @@ class Servers:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)  # none is left behind the error
 
-        future = asyncio.run_coroutine_threadsafe(every(), _loop())
+        future = asyncio.run_coroutine_threadsafe(every(), request_loop())
         try:
             return future.result()
         except BaseException:
@@ -317,7 +317,7 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _starting = threading.Lock()
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def request_loop() -> asyncio.AbstractEventLoop:
     """The loop of this process's requests, in a thread that does not keep the process alive. A fork has its own."""
     with _starting:  # several threads may be the first
         if (loop := _loops.get(os.getpid())) is None:

@@ -50,10 +50,12 @@ def url(folder: Path) -> Iterator[str]:
     (folder / "calls").mkdir()
     about = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
     ray.init(num_cpus=2, object_store_memory=80 * 2**20, **about)
-    wanted = Wanted(f"{folder / 'ledger.py'}:Ledger", {}, least=2, most=2, cpus=0.5)
+    wanted = {"ledger": Wanted(f"{folder / 'ledger.py'}:Ledger", {}, least=2, most=2, cpus=0.5)}
+    (folder / "mine.py").write_text("def redness(images):\n    return images[:, 0].mean((1, 2))\n")
+    wanted["redness"] = Wanted(f"{folder / 'mine.py'}:redness", {}, cpus=0.5)
     urls: list[str] = []
     try:
-        serve_on_ray({"ledger": wanted}, "127.0.0.1", 0, Options(token=TOKEN), urls.append)
+        serve_on_ray(wanted, "127.0.0.1", 0, Options(token=TOKEN), urls.append)
         yield urls[0]
     finally:
         stop()
@@ -90,6 +92,12 @@ def test_a_replica_killed_in_the_middle_loses_no_score(url: str, folder: Path, m
         time.sleep(0.2)
     reward: Any = load_reward("remote", reward="ledger", servers=url)
     torch.testing.assert_close(reward(IMAGES, ["a"] * 12, [{"id": 0}] * 12), IMAGES.mean((1, 2, 3)))
+
+
+def test_a_function_is_served(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIFFRL_REWARD_TOKEN", TOKEN)
+    reward: Any = load_reward("remote", reward="redness", servers=url)
+    assert torch.equal(reward(IMAGES, ["a"] * 12, [{}] * 12), IMAGES[:, 0].mean((1, 2)))
 
 
 def test_a_reward_that_does_not_start_is_one_line(tmp_path: Path) -> None:

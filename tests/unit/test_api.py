@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from diffrl.api import prepare
 from diffrl.cli.main import main
 from diffrl.config import check_plugin
 from diffrl.rewards import load_reward, local
+from diffrl.rewards.objects import of_object
 from diffrl.rewards.registry import declares, takes
 
 SMALL = {
@@ -60,18 +62,18 @@ def test_a_function_of_this_program_is_trained(tiny_model: Path, tmp_path: Path,
     )
     assert [row["epoch"] for row in run.metrics] == [0, 1]
     assert run.metrics[1]["reward/redness"] > 0 and run.metrics[1]["eval/blueness"] > 0
-    assert run.config.seed == 3 and run.config.rewards["redness"].plugin == "python:redness"
+    assert run.config.seed == 3 and run.config.rewards["redness"].plugin == f"{Path(__file__).resolve()}:redness"
     assert {"kind": "test"} in seen and run.lora == tmp_path / "run/lora" and run.report.stat().st_size > 1000
     first = tmp_path / "first"
     first.mkdir()
     (first / "metrics.jsonl").write_text((run.folder / "metrics.jsonl").read_text().splitlines()[0] + "\n")
     assert diffrl.Run(first).gains() == {}, "one evaluation changes nothing"
     assert set(run.gains()) == {"redness", "brightness", "blueness", "light", "diversity", "saturation"}
-    # A reward that is given as an object is not part of the folder: another program must give it again.
-    local.forget("python:redness")
+    # What no other program can import is not part of the folder: it must be given again.
+    local.forget("python:blueness")
     assert main(["train", "--resume", str(run.folder), "epochs=2"]) == 2
-    assert '"python:redness" is an object of the program that used it' in capsys.readouterr().err
-    local.register("redness", redness)
+    assert '"python:blueness" is an object of the program that used it' in capsys.readouterr().err
+    local.register("blueness", blueness)
     on = diffrl.train(resume=run.folder, epochs=2)
     assert [row["epoch"] for row in on.metrics] == [0, 1, 2]
     assert diffrl.Run(run.folder).metrics == on.metrics
@@ -104,15 +106,15 @@ def test_abilities_and_forms_of_callables() -> None:
     smooth.differentiable = True
     smooth.applies = lambda prompt, metadata: "red" in prompt
     local.register("smooth", smooth)
-    local.register("plain", redness)
+    local.register("plain", lambda images: images.mean((1, 2, 3)))
     local.register("made", Brightness(3.0))
     assert declares("python:smooth", "differentiable") and not declares("python:plain", "differentiable")
     reward = load_reward("python:smooth")
     assert reward.name == "smooth" and reward.applies("red", {}) and not reward.applies("blue", {})
     assert reward(torch.ones(2, 3, 2, 2), ["a", "b"], [{}, {}]).tolist() == [1, 1]
     assert load_reward("python:made").gain == 3.0 and not takes("python:made", "device")
-    local.register("cls", Brightness)
-    assert takes("python:cls", "device") and load_reward("python:cls", gain=4.0).gain == 4.0
+    cls = local.register("cls", Brightness)
+    assert cls.endswith("test_api.py:Brightness") and takes(cls, "device") and load_reward(cls, gain=4.0).gain == 4.0
 
 
 @pytest.mark.parametrize(
@@ -181,18 +183,35 @@ def test_another_program_must_give_the_objects_of_a_config() -> None:
         check_plugin("python:unheard")
 
 
-def test_a_script_without_a_guard_and_a_light_import(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_script_is_light_and_its_run_goes_on_from_the_shell(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, diffrl\n"
-        "assert 'torch' not in sys.modules and 'train' in dir(diffrl)\n"
+        "assert 'script' not in sys.argv[0] or 'torch' not in sys.modules and 'train' in dir(diffrl)\n"
         "def red(images): return images[:, 0].mean((1, 2))\n"
-        f"run = diffrl.train({SMALL!r}, model={str(tiny_model)!r}, run_dir='out', rewards=red,\n"
-        f"                   prompts={PROMPTS!r})\n"
-        "print('epochs', [row['epoch'] for row in run.metrics])\n"
+        "if __name__ == '__main__':\n"
+        f"    run = diffrl.train({SMALL!r}, model={str(tiny_model)!r}, run_dir='out', rewards=red,\n"
+        f"                       prompts={PROMPTS!r})\n"
+        "    print('epochs', [row['epoch'] for row in run.metrics])\n"
     )
     done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert "epochs [0, 1]" in done.stdout, done.stderr[-2000:]
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", "out", "epochs=2"]) == 0
+    assert [row["epoch"] for row in diffrl.Run("out").metrics] == [0, 1, 2]
+
+
+def test_what_other_programs_can_import_is_named_so(tmp_path: Path, monkeypatch) -> None:
+    """A script that trains when it is imported is left alone; so is what is made inside of a function."""
+    for guard, plugin in (("if __name__ == '__main__':\n    ", f"{tmp_path}/run.py:red"), ("", "python:red")):
+        (tmp_path / "run.py").write_text(f"def red(images): return images\n{guard}train = '__main__'\n")
+        program = types.ModuleType("__main__")
+        program.__file__ = str(tmp_path / "run.py")
+        exec((tmp_path / "run.py").read_text(), vars(program))
+        monkeypatch.setitem(sys.modules, "__main__", program)
+        assert local.register("red", program.red) == plugin
+    assert local.register("inner", lambda images: images) == "python:inner"
+    assert local.register("light", Brightness()) == "python:light"
 
 
 def test_an_unknown_tracker_is_named() -> None:
@@ -208,7 +227,7 @@ def test_code_that_no_file_holds_is_told_apart() -> None:
         exec(f"def typed(images): return {body}\nclass Typed:\n  def __call__(self, i, p, m): return {body}", space)
         pair = []
         for name in ("typed", "Typed"):
-            pair.append(local.source_of(local.register(name, space[name])))
+            pair.append(of_object(local.find(local.register(name, space[name]))))
         texts.append(pair)
     assert texts[0] == texts[2] and texts[0][0] != texts[1][0] and texts[0][1] != texts[1][1]
     assert all(text for pair in texts for text in pair)

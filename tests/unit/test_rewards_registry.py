@@ -82,7 +82,7 @@ def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
             "class R:\n    name = 'r'\n    def __call__(self, images, prompts, metadata, more): ...",
             "does not take (self, images, prompts, metadata)",
         ),
-        ("def R(images, prompts, metadata, more): ...", "it is a function, not a class"),
+        ("R = 3", "it is a int, not a class"),
         ("class R:\n    name = 'r'\n    embeds = True\n    def __call__(self, i, p, m): ...", "embed_text is missing"),
         ("class R:\n    name = 'r'\n    batch_size = 0\n    def __call__(self, i, p, m): ...", "`batch_size` is 0"),
         ("class R:\n    name = 'r'\n    figures = 1\n    def __call__(self, i, p, m): ...", "lacks the method applies"),
