@@ -67,12 +67,12 @@ class _Taken:
         found = call(*[values[word] for word in self.order], **by_name, **more)
         if not inspect.isawaitable(found):
             return found
-        from diffrl.serving.client import request_loop
+        from diffrl.rewards.coroutines import running_loop
 
         async def whole() -> Any:
             return await found
 
-        return asyncio.run_coroutine_threadsafe(whole(), request_loop()).result()
+        return asyncio.run_coroutine_threadsafe(whole(), running_loop()).result()
 
 
 def adapt(thing: Any, name: str) -> Any:

@@ -15,7 +15,6 @@ import math
 import os
 import random
 import socket
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -29,6 +28,7 @@ from urllib.request import getproxies
 import httpx
 
 from diffrl.errors import UserError
+from diffrl.rewards.coroutines import running_loop
 from diffrl.rewards.secrets import check_file, check_transport, redact
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Servers:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)  # none is left behind the error
 
-        future = asyncio.run_coroutine_threadsafe(every(), request_loop())
+        future = asyncio.run_coroutine_threadsafe(every(), running_loop())
         try:
             return future.result()
         except BaseException:
@@ -311,19 +311,6 @@ class Servers:
     def close(self) -> None:
         """Closes the connections."""
         self.run([self._client.aclose()])
-
-
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
-_starting = threading.Lock()
-
-
-def request_loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process's requests, in a thread that does not keep the process alive. A fork has its own."""
-    with _starting:  # several threads may be the first
-        if (loop := _loops.get(os.getpid())) is None:
-            loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, daemon=True, name="diffrl-requests").start()
-    return loop
 
 
 def _addresses(url: str, names: bool) -> dict[str, dict[str, Any]]:
