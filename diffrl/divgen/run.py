@@ -75,7 +75,7 @@ class Job:
             "lora": drawing.lora,
             "merge": drawing.merge,
             "checkpoint": self.checkpoint,
-            "weights": _digest(self.checkpoint if drawing.lora is None else str(lora_file(drawing.lora).parent)),
+            "weights": _digest(self.checkpoint, drawing.lora),
             "world": self.world,
             "seed": drawing.seed,
             "per_prompt": drawing.per_prompt,
@@ -88,12 +88,13 @@ class Job:
         }
 
 
-def _digest(folder: str | None) -> str | None:
-    """Of a LoRA's or a checkpoint's tensors: a path alone would not tell that a run went on."""
-    if folder is None:
+def _digest(checkpoint: str | None, lora: str | None) -> str | None:
+    """Of a checkpoint's or a LoRA's tensors: a path alone would not tell that a run went on."""
+    if checkpoint is None and lora is None:
         return None
+    paths = sorted(Path(checkpoint).glob("*.safetensors")) if checkpoint is not None else [lora_file(str(lora))]
     total = hashlib.sha256()
-    for path in sorted(Path(folder).glob("*.safetensors")):
+    for path in paths:
         total.update(path.name.encode() + path.read_bytes())
     return total.hexdigest()[:16]
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 from accelerate import init_empty_weights
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from diffusers.utils import convert_unet_state_dict_to_peft
@@ -129,25 +130,36 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
 
 
 def outline(model: str) -> Any:
-    """What `read_lora` needs of a model's backbone, without its weights."""
+    """What `read_lora` and `read_texts` need of a model's backbone, without its weights."""
     source, index = find_model(model)
     family = find_family(str(index.get("_class_name")))
     pipeline, kind = getattr(diffusers, index["_class_name"]), getattr(diffusers, index[family.denoiser][1])
     where, at = pinned(source)
     with init_empty_weights():
         network = kind.from_config(kind.load_config(where, subfolder=family.denoiser, **at))
-    return SimpleNamespace(denoiser=family.denoiser, network=network, pipe=pipeline.__new__(pipeline))
+
+    def encoder(name: str) -> nn.Module:
+        made = getattr(transformers, index[name][1])
+        with init_empty_weights():
+            return emptied(made(made.config_class.from_pretrained(where, subfolder=name, **at)))
+
+    pipe = pipeline.__new__(pipeline)
+    return SimpleNamespace(denoiser=family.denoiser, network=network, pipe=pipe, index=index, encoder=encoder)
 
 
 def hollow(network: nn.Module) -> nn.Module:
-    """A network of the same shape whose weights take no memory: each is one zero, seen in all places."""
+    """A network of the same shape whose weights take no memory."""
     with init_empty_weights():
-        empty: nn.Module = type(network).from_config(network.config)  # type: ignore[attr-defined]
-    zero = torch.zeros(())
-    for module in empty.modules():
+        return emptied(type(network).from_config(network.config))  # type: ignore[attr-defined]
+
+
+def emptied(network: nn.Module) -> nn.Module:
+    """The network, each of whose weights is one zero now, seen in all places."""
+    zero = torch.zeros((), device="cpu")
+    for module in network.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
-    return empty
+            module._parameters[name] = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
+    return network
 
 
 def _opened(path: Path, denoiser: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -333,6 +345,19 @@ def dress(backbone: Any, texts: Texts, source: str | Path) -> bool:
         if layers != wanted:
             raise UserError(f"{source}: of its {wanted} layers of the {name}, diffusers reads {layers}")
     return bool(able)
+
+
+def read_texts(texts: Texts, source: str | Path, model: str) -> dict[str, Lora]:
+    """The part for text encoders, by the name of the encoder; what no encoder of the model takes is said."""
+    backbone = outline(model)
+    for name in sorted({key.partition(".")[0] for key in texts.state}):
+        if hasattr(backbone.pipe, "load_lora_into_text_encoder") and backbone.index.get(name, [None])[0] is not None:
+            setattr(backbone.pipe, name, backbone.encoder(name))
+    dress(backbone, texts, source)
+    worn = {name: part for name, part in vars(backbone.pipe).items() if isinstance(part, nn.Module)}
+    return {
+        name: _read_off(part) for name, part in worn.items() if any(isinstance(m, LoraLayer) for m in part.modules())
+    }
 
 
 @contextmanager

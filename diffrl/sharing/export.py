@@ -14,7 +14,7 @@ from diffrl.config.loras import spec_of
 from diffrl.errors import UserError, nearest
 from diffrl.lora_files import weighted
 from diffrl.policy import LoraSpec, find_model
-from diffrl.policy.reading import outline, read_lora
+from diffrl.policy.reading import outline, read_lora, read_texts
 from diffrl.records import checkpoint
 from diffrl.records.disk import replacing
 from diffrl.sharing.keys import for_comfyui
@@ -53,6 +53,10 @@ def export_comfyui(source: str, file: Path, **choice: Any) -> None:
     model, chosen = choose(source, **choice)
     state: dict[str, Tensor] = {}
     for lora in chosen:
+        if lora.part is not None:
+            raise UserError(
+                f'export: "{lora.name}" changes the {lora.part}, too, which no file is written for; use --merged'
+            )
         for name, value in lora.state.items():
             up = name.endswith("lora_B.weight")
             value = value.float() * (lora.scale if up else 1.0)
@@ -79,26 +83,29 @@ def choose(
         config = load_config(run / "config.yaml")
         model, loras = config.model, [*(weighted(one) for one in config.lora.merge), *loras]
         name = str(run / "lora")
-        state, spec = _read(name, model)
+        own, *texts = _read(name, model, strength)
         if step is not None or snapshot is not None:
             name, state = _of_checkpoint(run, step, snapshot, spec_of(config.lora))
-            spec = LoraSpec(rank=1, alpha=1.0)
-        chosen.append(Weighted(name, state, strength * spec.scale, strength))
+            own = Weighted(name, state, strength, strength)
+        chosen += [own, *texts]
     elif step is not None or snapshot is not None or strength != 1.0:
         raise UserError(f'export: --step, --snapshot and --strength are of a run; "{source}" is no run\'s folder')
     for name, weight in loras:
-        state, spec = _read(name, model)
-        chosen.append(Weighted(name, state, weight * spec.scale, weight))
+        chosen += _read(name, model, weight)
     if not chosen:
         raise UserError(f'export: "{source}" is no run\'s folder: name a LoRA with --lora')
     return model, chosen
 
 
-def _read(name: str, model: str) -> tuple[dict[str, Tensor], LoraSpec]:
+def _read(name: str, model: str, strength: float) -> list[Weighted]:
+    """The LoRA of the network, and those of text encoders beside."""
     read = read_lora(name, outline(model))
-    if read.texts.state:
-        raise UserError(f'export: "{name}" changes the text encoders, too: its weights are not written')
-    return read.state, read.spec
+    texts = read_texts(read.texts, name, model)
+    first = Weighted(name, read.state, strength * read.spec.scale, strength)
+    return [
+        first,
+        *(Weighted(name, one.state, strength * one.spec.scale, strength, part) for part, one in texts.items()),
+    ]
 
 
 def _of_checkpoint(run: Path, step: int | None, snapshot: str | None, spec: LoraSpec) -> tuple[str, dict[str, Tensor]]:

@@ -19,7 +19,7 @@ import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,23 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARD = 5 * 10**9  # bytes, as transformers
 RECORD = "merged.json"  # what was merged; the mark of a folder that a later export may replace
 NETWORKS = ("transformer", "unet")
+PREFIX = "text_model."
 WEIGHTS = re.compile(r".*\.(safetensors|bin|ckpt|pt|pth|msgpack|h5|onnx|gguf)(\.index(\.\w+)?\.json)?")
 Change = Callable[[str, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """One LoRA of the network, keyed by layer, and how much of it is taken; `scale` is strength x alpha / rank."""
+    """One LoRA, keyed by layer, and how much of it is taken; `scale` is strength x alpha / rank.
+
+    `part`: the text encoder whose it is; None: the network's.
+    """
 
     name: str
     state: Mapping[str, Tensor]
     scale: float
     strength: float
+    part: str | None = None
 
 
 def merge(
@@ -62,7 +67,7 @@ def merge(
 
     Args:
         model: a folder or a hub id in diffusers' format.
-        loras: of the network (transformer or UNet).
+        loras: of the network (transformer or UNet), and of text encoders.
         dtype: of network and text encoders, "fp32", "bf16" or "fp16"; None: as they are saved.
         shard: the most bytes of a file of weights.
 
@@ -75,7 +80,9 @@ def merge(
     if network is None:
         raise UserError(f'export: "{model}" has neither a transformer nor a UNet')
     parts = {name: _files(folder / name, index) for name in _with_weights(folder, index)}
-    _check(parts[network], loras, model)
+    of = {name: [_named(lora, parts[name]) for lora in loras if (lora.part or network) == name] for name in parts}
+    for name, files in parts.items():
+        _check(files, of[name], model)
     _check_out(out)
     wanted = DTYPES[dtype] if dtype is not None else None
     typed = {name: wanted if _may_be_cast(folder, name, network) else None for name in parts}
@@ -84,12 +91,12 @@ def merge(
         "diffrl_version": __version__,
         "model": model,
         "dtype": dtype or "as saved",
-        "loras": [{"lora": lora.name, "strength": lora.strength} for lora in loras],
+        "loras": [{"lora": lora.name, "strength": lora.strength} for lora in of[network]],
     }
     with _beside(out) as unfinished:
         _copy(folder, unfinished, parts)
         for name, files in parts.items():
-            change = _added(loras) if name == network else None
+            change = _added(of[name]) if of[name] else None
             stem = "diffusion_pytorch_model" if index[name][0] == "diffusers" or name == "vae" else "model"
             _write_part(files, unfinished / name, stem, typed[name], change, shard)
         (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -189,6 +196,18 @@ def _check(files: Mapping[str, Path], loras: Sequence[Weighted], model: str) -> 
             if (len(up), down[0].numel()) != (shape[0], torch.Size(shape[1:]).numel()):
                 text = f"{layer} has shape {list(shape)} there, {[len(up), down[0].numel()]} in the LoRA"
                 raise UserError(f'export: "{lora.name}" is not a LoRA of {model}: {text}')
+
+
+def _named(lora: Weighted, files: Mapping[str, Path]) -> Weighted:
+    """With the layers' names in the files, whose CLIP may have a prefix that its class has not, or the other way."""
+
+    def named(key: str) -> str:
+        layer = key.rpartition(".lora_")[0]
+        other = layer.removeprefix(PREFIX) if layer.startswith(PREFIX) else PREFIX + layer
+        known = f"{layer}.weight" in files or f"{other}.weight" not in files
+        return key if known else other + key.removeprefix(layer)
+
+    return replace(lora, state={named(key): value for key, value in lora.state.items()})
 
 
 def _layers(lora: Weighted) -> list[str]:

@@ -119,10 +119,12 @@ def test_merged_before_the_weights_are_converted(config_file: Any, tiny_model: P
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("reference", ["start", "base"])
+@pytest.mark.parametrize("reference", ["start", "base", "dora"])
 def test_spread_over_two_processes_it_is_the_same_run(config_file: Any, sft: Path, reference: str) -> None:
-    """By FSDP2; over a merged LoRA, beginning as another."""
+    """By FSDP2; over a merged LoRA, beginning as another; and a DoRA, whose norms are of the whole weights."""
     lora = {"merge": [str(sft)], "start": str(sft), "reference": reference}
+    if reference == "dora":
+        lora = {"merge": [str(sft)], "kind": "dora"}
     sections = {**UNEVEN, "lora": lora, "epochs": 2, "nft": {"beta": 0.5}}
     alone, shared = (config_file(name, **sections) for name in ("alone", "sharded"))
     train(load_config(alone))

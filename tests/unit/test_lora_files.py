@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from diffrl.errors import UserError
 from diffrl.lora_files import find_lora
 from diffrl.policy import Policy, load_policy
+from diffrl.sharing.export import export_comfyui, export_merged
 
 Write = Callable[[Path, str, dict[str, Tensor]], None]  # folder, the denoiser's name, tensors by layer
 
@@ -197,6 +198,12 @@ def test_a_lora_of_text_encoders_is_worn_and_the_base_is_drawn_without(
     assert (draw(mine, latents, 4, 3.5) - theirs).abs().max() < 1e-3
     with mine.using(None):
         assert (draw(mine, latents, 4, 3.5) - before).abs().max() < 1e-3
+    # in merged weights: diffrl's file of both parts, and the tool's own
+    export_merged(model, tmp_path / "out", loras=[(str(tmp_path / "kohya.safetensors"), 1.0)], shard=20_000)
+    written = plain(str(tmp_path / "out"), policy)
+    assert (written(**arguments).images - theirs).abs().max() < 1e-3
+    with pytest.raises(UserError, match="changes the text_encoder, too"):
+        export_comfyui(model, tmp_path / "x.safetensors", loras=[(str(tmp_path / "kohya.safetensors"), 1.0)])
     mine.save_lora(tmp_path / "again")
     again = load_policy(model, start=tmp_path / "again", resolution=16)
     assert (draw(again, latents, 4, 3.5) - theirs).abs().max() < 1e-3
