@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.config import check_model, load_config
 from diffrl.lora_files import as_list, find_lora, weighted
-from diffrl.prompts import HUB, PromptLike, check_source
+from diffrl.prompts import HUB, Prompt, PromptLike, check_source
 from diffrl.resources import file_of_run
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from diffrl.policy.pipelines import Resolution
 
 
-def prompts_of(given: str | Sequence[PromptLike]) -> str | Sequence[PromptLike]:
+def prompts_of(given: str | Path | PromptLike | Sequence[PromptLike]) -> str | Sequence[PromptLike]:
     """A set, a file or a data set of the hub, checked; a text that names none is a prompt itself."""
+    if isinstance(given, Path):
+        given = str(given)
     if not isinstance(given, str):
-        return given
+        return [given] if isinstance(given, Mapping | Prompt) else given
     named = given.startswith(HUB) or given.endswith((".txt", ".jsonl"))
     if not named and ("/" not in given or any(sign.isspace() for sign in given)):
         return [given]
@@ -52,7 +54,7 @@ class Model:
 
     def draw(
         self,
-        prompts: str | Sequence[PromptLike],
+        prompts: str | Path | PromptLike | Sequence[PromptLike],
         *,
         seed: int = 0,
         per_prompt: int = 1,

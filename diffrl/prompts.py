@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,8 @@ def given_prompts(values: Sequence[PromptLike]) -> list[Prompt]:
         UserError: with the place in the list, for what is none, or for a text that comes twice.
     """
     prompts: dict[str, Prompt] = {}
+    if not isinstance(values, Iterable) or isinstance(values, Mapping | str):
+        raise UserError(f"prompts: expected a list of texts, got a {type(values).__name__}")
     for number, value in enumerate(values):
         where = f"prompts[{number}]"
         if isinstance(value, str | Mapping):

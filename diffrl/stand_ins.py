@@ -18,7 +18,8 @@ from diffrl.errors import UserError, foreign
 from diffrl.keys import Problem
 from diffrl.prompts import world_of_set
 from diffrl.rewards import local
-from diffrl.rewards.registry import load_class, split_name
+from diffrl.rewards.registry import available, load_class, split_name
+from diffrl.single_file import split
 from diffrl.worlds import World, worlds
 
 PROMPTS = "a file with one prompt on each line, or a set of `diffrl prompts list`"
@@ -39,6 +40,7 @@ class StandIn:
 def owner(model: str) -> World | None:
     """The world whose language a model draws: by its name, its pipeline's folder, or `world` in a folder's diffrl.json
     (a model that was trained in that world)."""
+    model = (split(model) or ("", model))[0] or model  # of BASE+FILE
     known, folder = worlds(), Path(os.path.expanduser(model))
     for world in known.values():
         if model == world.name or (folder.is_dir() and folder.resolve() == Path(world.pipeline).resolve()):
@@ -54,7 +56,7 @@ def check_reward(model: str, plugin: str, arguments: Mapping[str, Any]) -> None:
     """UserError if a reward, as it is given, is another world's stand-in; in one line, with the real choice."""
     if local.is_local(plugin) or plugin.partition(":")[0] == "remote":  # a server has weights of its own
         return
-    name, inner = split_name(plugin)
+    name, inner = split_name({entry.value: one for one, entry in available().items()}.get(plugin, plugin))
     mine = owner(model)
     for world in worlds().values():
         stand_in = None if world is mine else world.stand_ins.get(name.rpartition(":")[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import yaml
 
 from diffrl.errors import UserError
-from diffrl.lora_files import as_list
+from diffrl.hub import hub_file
+from diffrl.lora_files import as_list, find_lora
 from diffrl.resources import file_of_run
 
 # What a LoRA was trained at, and is another one without. Solver and steps are not among them: pictures with and without
@@ -43,10 +45,12 @@ def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_at(lora: str | Path, model: str) -> dict[str, Any]:
-    """How the run that trained this LoRA (a file, its folder, or a run's checkpoint) of `model` evaluates, as keys of a
-    `Drawing`; empty if it has no record (a run's or a published LoRA's config.yaml), or is another model's."""
-    path = Path(lora)
-    folder = path.parent if path.is_file() else path
+    """How the run that trained this LoRA (under any of its names, or a run's checkpoint) of `model` evaluates, as keys
+    of a `Drawing`; empty if it has no record (a run's or a published LoRA's config.yaml), or is another model's."""
+    folder = Path(os.path.expanduser(lora))
+    with contextlib.suppress(UserError):  # of a checkpoint, and of one that has no record on the hub
+        named = find_lora(lora)
+        folder = (named if isinstance(named, Path) else hub_file(named[0], "config.yaml", "its record")).parent
     above = folder.parents[1] if folder.parent.name == "checkpoints" else folder.parent
     own = next((found for place in (folder, above) if (found := _evaluation(place / "config.yaml"))), {})
     return own if own and _same(own["model"], model) else {}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from hub_cache import put
 
 import diffrl
 from diffrl.cli.main import main
 from diffrl.drawing import Drawing, evaluate, sample
 from diffrl.policy import LoraSpec, load_policy
+from diffrl.prompts import Prompt
 from diffrl.records.drawing import recorded, trained_at
 
 REWARD = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
@@ -52,6 +55,23 @@ def test_a_record_fills_what_is_left_open(run: Path, tiny_model: Path, tmp_path:
         assert trained_at(place, str(tiny_model))["guidance_scale"] == 2.0
     with pytest.raises(diffrl.UserError, match="--like"):
         recorded({"like": str(tiny_model)})
+
+
+def test_a_record_is_found_under_every_name_of_a_lora(
+    run: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What loads a LoRA by a name, and misses its guidance, draws another one without a word."""
+    published = tmp_path / "published"
+    shutil.copytree(run / "lora", published)
+    shutil.copy(run / "config.yaml", published)
+    monkeypatch.setenv("HOME", str(run.parent))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    put(tmp_path / "cache", "me/trained", published)
+    put(tmp_path / "cache", "me/bare", run / "lora")
+    file = next((run / "lora").glob("*.safetensors"))
+    for name in (run, file, f"~/{run.name}", f"~/{run.name}/lora", "me/trained", f"me/trained:{file.name}"):
+        assert trained_at(name, str(tiny_model))["guidance_scale"] == 2.0, name
+    assert trained_at("me/bare", str(tiny_model)) == trained_at("nobody/there", str(tiny_model)) == {}
 
 
 def test_base_and_lora_are_drawn_by_the_same_solver_and_steps(run: Path, tiny_model: Path) -> None:
@@ -129,6 +149,13 @@ def test_a_run_is_loaded_and_a_text_is_drawn(run: Path, tiny_model: Path) -> Non
     for model in given:
         assert model.draw("red a", steps=2)[0].tobytes() == by_hand
     assert diffrl.load(tiny_model).draw("red a", steps=2)[0].tobytes() != by_hand
+    texts = Path(run, "texts.txt")
+    texts.write_text("red a\n")
+    for one in (texts, {"prompt": "red a", "tag": 1}, Prompt("red a")):
+        assert given[0].draw(one, steps=2)[0].tobytes() == by_hand
+    for wrong in (None, 3, [None], [3]):
+        with pytest.raises(diffrl.UserError, match=r"prompts.*: expected .*text"):
+            given[0].draw(wrong)  # type: ignore[arg-type]
     with pytest.raises(diffrl.UserError, match="no such file"):
         given[0].draw("nowhere/test.txt")
     assert diffrl.evaluate(diffrl.Run(run), REWARD, "red a", per_prompt=1, steps=2)["guidance_scale"] == 2.0

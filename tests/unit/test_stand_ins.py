@@ -43,6 +43,17 @@ def test_a_stand_in_is_the_playground_s_alone(name: str) -> None:
         check_reward(OTHER, name, REAL[name])
 
 
+def test_names_of_other_forms_are_looked_at(tmp_path: Path) -> None:
+    """A class by its module is the reward of that class; a file over the playground's model is the playground's."""
+    for name in ("diffrl_zoo.clip:Clip", "diffrl_zoo.playground:Artefact"):
+        with pytest.raises(UserError, match=r"playground.s own"):
+            check_reward(OTHER, name, {})
+    (file := tmp_path / "net.safetensors").touch()
+    check_reward(f"playground+{file}", "clip", {})
+    with pytest.raises(UserError, match=r"playground.s own"):
+        check_reward(f"{OTHER}+{file}", "clip", {})
+
+
 def test_every_reward_with_a_default_of_the_playground_is_known() -> None:
     """Whatever names the world in a default of its constructor would leak into another model's run."""
     import inspect
