@@ -10,6 +10,8 @@ prompt: cameras and editors leave descriptions and comments, too. Formats, as th
     SD.Next
     Fooocus,        the same place, with JSON
     SwarmUI
+    Draw Things     the same place, JSON with c (the prompt) and uc
+    Midjourney      Description: the prompt, its switches (--ar 3:2 ...), "Job ID: ..."
     InvokeAI        `invokeai_metadata`: JSON with positive_prompt, seed, model; before 3.0 `sd-metadata`, `Dream`
     NovelAI         Software "NovelAI", Description the prompt, Comment JSON with seed, v4_prompt
     scripts         `prompt` as plain text (diffrl, and most that use diffusers), perhaps `seed` beside it
@@ -66,7 +68,7 @@ def told_by(path: Path) -> Told | None:
 
 def read_texts(texts: Texts) -> Told | None:
     """The first of the tools' readers that knows these texts."""
-    for reader in (_comfy, _invoke, _novel, _parameters, _plain):
+    for reader in (_comfy, _invoke, _novel, _midjourney, _parameters, _plain):
         told = reader(texts)
         if told is not None and told.prompt.strip():
             settings = {key: value for key, value in told.settings.items() if value not in (None, "")}
@@ -75,7 +77,8 @@ def read_texts(texts: Texts) -> Told | None:
 
 
 def flat(values: Mapping[str, Any], tool: str) -> Told | None:
-    """A table with a prompt, a seed and settings under one of the usual names."""
+    """A table with a prompt, a seed and settings under one of the usual names, small or capital."""
+    values = {**{key.lower().replace(" ", "_"): value for key, value in values.items()}, **values}
     prompt = next((values[key] for key in PROMPTS if isinstance(values.get(key), str)), None)
     return None if prompt is None else Told(tool, prompt, whole(_first(values, SEEDS)), settings_of(values))
 
@@ -166,6 +169,7 @@ def _plain(texts: Texts) -> Told | None:
 def _parameters(texts: Texts) -> Told | None:
     text = texts.get("parameters", "")
     if table := _table(text):
+        table |= {"prompt": table["c"]} if "uc" in table and "c" in table else {}
         return flat(table.get("sui_image_params", table), "the files' metadata")
     return webui(text) if _STEPS.search(text) else None
 
@@ -195,6 +199,15 @@ def _invoke(texts: Texts) -> Told | None:
         return None
     seed = re.search(r"-S\s*(\d+)", found[2])
     return Told("InvokeAI's metadata", found[1], whole(seed[1]) if seed else None)
+
+
+def _midjourney(texts: Texts) -> Told | None:
+    found = re.match(r"(.+?)(\s--\w.*)?\s+Job ID: [0-9a-f-]{36}$", texts.get("Description", ""), re.DOTALL)
+    if found is None:
+        return None
+    switches = dict(re.findall(r"--(\w+)\s+([^\s-]\S*)", found[2] or ""))
+    model = {"model": f"Midjourney {switches['v']}"} if "v" in switches else {}
+    return Told("Midjourney's metadata", found[1], whole(switches.get("seed")), model)
 
 
 def _novel(texts: Texts) -> Told | None:

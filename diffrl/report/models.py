@@ -27,7 +27,8 @@ STYLE = """<style>
 @media (max-width: 760px) { .models, .models tbody, .models tr, .models td, .models tbody th { display: block }
   .models thead tr { display: flex; flex-wrap: wrap; gap: 2px 12px } .models thead { display: block }
   .models tbody tr { border-top: 1px solid var(--edge); padding: 6px 0 } .models tbody th { max-width: none }
-  .models td { display: flex; flex-wrap: wrap; gap: 0 10px; padding: 2px 0 2px 10px } .models small { display: inline }
+  .models td { display: flex; flex-wrap: wrap; gap: 0 10px; padding: 2px 0 2px 10px }
+  .models td small { display: inline }
   .models td::before { content: attr(data-name); color: var(--muted); min-width: 110px } }
 </style>"""
 # Numbers fall at the first click; sets without a value stay at the end.

@@ -175,7 +175,7 @@ def dots(rows: Sequence[str], series: Sequence[Dots], label: str, description: s
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= 24 else f"{text[:23]}…"
+    return text if len(text) <= 24 else f"{text[:11]}…{text[-12:]}"  # names of models differ at their ends, too
 
 
 def radar(axes_names: Sequence[str], series: Sequence[Dots], description: str) -> str:

@@ -253,3 +253,12 @@ def test_a_second_scoring_needs_no_torch(tmp_path: Path) -> None:
     assert main(words) == 0
     script = f"import sys\nfrom diffrl.cli.main import main\nassert main({words!r}) == 0 and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_guide_quotes_the_calibration() -> None:
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "assets/results/divgen_calibration.json").read_text())["false alarms"]
+    shares = [100 * one["share"] for one in found.values()]
+    assert max(shares) <= 6
+    text = f"the scores called {min(shares):.1f} to {max(shares):.1f} % different"
+    assert text in (root / "docs/guides/divgenbench.md").read_text()

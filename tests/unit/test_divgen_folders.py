@@ -205,6 +205,30 @@ def test_foreign_texts_are_no_prompts(texts: dict[str, str]) -> None:
     assert told is None or told.prompt == "one"
 
 
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (
+            {"parameters": json.dumps({"c": TEXTS[0], "uc": "blur", "seed": 7, "scale": 4.5, "model": "own"})},
+            (TEXTS[0], 7, {"guidance_scale": 4.5, "model": "own"}),
+        ),
+        (
+            {"parameters": json.dumps({"Prompt": TEXTS[0], "Negative": "blur", "Seed": "7", "Steps": 30})},
+            (TEXTS[0], 7, {"steps": 30}),
+        ),
+        (
+            {"Description": f"{TEXTS[0]} --ar 3:2 --seed 7 --v 6.1 Job ID: 0123abcd-0123-4567-89ab-0123456789ab"},
+            (TEXTS[0], 7, {"model": "Midjourney 6.1"}),
+        ),
+        ({"prompt": TEXTS[0], "seed": "7", "num_inference_steps": "25"}, (TEXTS[0], 7, {"steps": "25"})),
+    ],
+    ids=["c and uc", "capitals", "switches", "keys of their own"],
+)
+def test_tools_with_other_names(texts: dict[str, str], said: tuple[str, int, dict[str, Any]]) -> None:
+    told = read_texts(texts)
+    assert told is not None and (told.prompt, told.seed, told.settings) == said
+
+
 def test_two_saved_pictures_of_one_graph_say_nothing_unless_they_agree() -> None:
     first, second = nodes("one", 1), {f"x{k}": v for k, v in flux("other", 2).items()}
     for node in second.values():
