@@ -99,6 +99,11 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
         UserError: there is no such file, it cannot be read, is of another form, or has no place in this network.
     """
     path = lora_file(source)
+    if path.parent.parent.name == "checkpoints" and (path.parent / "manifest.json").is_file():
+        run = path.parents[2]
+        raise UserError(
+            f"{path}: a run's checkpoint, which has no alpha; name {run}, or `diffrl export {run} --step N`"
+        )
     tensors, metadata = _opened(path, backbone.denoiser)
     for mark, form in OTHERS.items():
         if odd := next((key for key in tensors if mark in key), None):

@@ -157,6 +157,8 @@ def test_a_run_s_step_snapshot_and_strength(run: Path, tiny_model: Path, tmp_pat
             change = strength * SPEC.scale * state[f"{layer}.lora_B.weight"] @ state[f"{layer}.lora_A.weight"]
             torch.testing.assert_close(found[f"{layer}.weight"], base[f"{layer}.weight"] + change, rtol=0, atol=1e-6)
     assert "peak memory:" in capsys.readouterr().out
+    with pytest.raises(UserError, match="a run's checkpoint, which has no alpha"):
+        load_policy(str(tiny_model), start=run / "checkpoints/step-000001/lora.safetensors")
     for words, text in (
         (["--step", "7"], "there are 1, 2"),
         (["--snapshot", "emma"], "there are default, ema"),
