@@ -298,6 +298,8 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f"train: the config comes first: diffrl train {late[0]} {words[0]}")
     if watched := sys.stdout.isatty():
         loading()
+    import psutil
+
     from diffrl.api import Config, prepare
 
     config: Config | None = None
@@ -305,6 +307,7 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     def run() -> None:
         nonlocal config
         with (peers := joined()).starting():
+            peers.began = psutil.Process().create_time()
             config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
             if not watched:  # a file has a mistake's one line alone
                 loading()

@@ -18,11 +18,12 @@ from diffrl.errors import printable
 from diffrl.records.verdict import gain
 
 Metrics = Mapping[str, Any]
-PARTS = ("rollout", "reward", "wait", "optimise")  # of an epoch here; "wait": for other processes
+PARTS = ("rollout", "decode", "reward", "wait", "advantages", "optimise")  # of an epoch; "wait": for other processes
+BETWEEN = ("evaluate", "checkpoint", "texts")  # of a line of the metrics: beside the training of its epoch
 # Of an epoch of each of several processes, in their order. What a process waits between rollout and advantages ("wait")
 # is for the slowest rollout. What it waits in optimiser steps ("reduce") is seen on a CPU only: an accelerator's
 # reductions run beside the host, as a part of "optimise".
-PHASES = ("rollout", "reward", "wait", "optimise", "reduce")
+PHASES = (*PARTS, "reduce")
 LINE = 120  # characters of an epoch's line in a log
 _REWARD_WIDTH = 12  # "0.512 +0.031"
 
@@ -113,7 +114,7 @@ class ProgressTable:
         recent = [row for row in self.metrics if finite(row.get("seconds"))][-10:]
         if not recent:
             return None
-        spent = sum(row["seconds"] + (row.get("seconds/evaluate") or 0.0) for row in recent)
+        spent = sum(map(wall, recent))
         return max(self.epochs - self.metrics[-1]["epoch"], 0) * spent / len(recent)
 
     def __rich__(self) -> RenderableType:
@@ -226,11 +227,17 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def wall(metrics: Metrics) -> float:
+    """Seconds of a line: an epoch with its evaluation, and with what was saved before it."""
+    whole = metrics.get("seconds/wall") or (metrics.get("seconds") or 0.0) + (metrics.get("seconds/evaluate") or 0.0)
+    return float(whole)
+
+
 def split(metrics: Metrics) -> str:
     """Where an epoch's seconds went: "rollout 5.1, reward 1.2, optimise 3.5, other 0.4"."""
     parts = {name: metrics[f"seconds/{name}"] for name in PARTS if finite(metrics.get(f"seconds/{name}"))}
     parts["other"] = max(metrics["seconds"] - sum(parts.values()), 0.0)
-    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
+    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items() if value >= 0.05)
 
 
 def shorten(name: str, width: int) -> str:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.records.held_out import HeldOut, read_held_out
-from diffrl.records.progress import PARTS, finite
+from diffrl.records.progress import BETWEEN, PARTS, finite, wall
 from diffrl.records.tracking import read_metrics
 from diffrl.records.verdict import Change, Guard, breadth, change
 from diffrl.rewards.protocol import lower_is_better
@@ -146,16 +146,12 @@ class RunData:
 
     def elapsed(self) -> float:
         """Seconds of training and evaluation so far."""
-        return sum(row[key] for row in self.metrics for key in ("seconds", "seconds/evaluate") if finite(row.get(key)))
+        return sum(map(wall, self.metrics))
 
     def shares(self) -> dict[str, float]:
-        """Seconds of the whole run by part: rollout, reward, wait, optimise, other, evaluate."""
-        parts = {}
-        for part in PARTS:
-            parts[part] = sum(self.series(f"seconds/{part}")[1])
-        parts["other"] = max(sum(self.series("seconds")[1]) - sum(parts.values()), 0.0)
-        parts["evaluate"] = sum(self.series("seconds/evaluate")[1])
-        return parts
+        """Seconds of the whole run by part, and those of none ("other")."""
+        parts = {part: sum(self.series(f"seconds/{part}")[1]) for part in (*PARTS, *BETWEEN)}
+        return parts | {"other": max(self.elapsed() - sum(parts.values()), 0.0)}
 
 
 def read_run(folder: str | Path) -> RunData:

@@ -127,7 +127,7 @@ def time_split(run: RunData) -> str:
     text += processes(run)
     rows = [row for row in run.metrics if row.get("seconds") is not None]
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
-    note = "Evaluation on held-out prompts counts in the bar, not in the chart."
+    note = "What lies between the epochs (evaluation, checkpoint, texts) counts in the bar, not in the chart."
     if overhead:
         note += (
             f" The loop itself, beside model, autoencoder and rewards, took {overhead / seconds:.1%} of the training."
@@ -161,14 +161,15 @@ def processes(run: RunData) -> str:
         for rank in range(ranks)
     ]
     # seconds until it has its images
-    ready = [[sum(row[key] for key in keys_of[:2]) for keys_of in keys] for row in rows]
+    ready = [[sum(row[key] for key in keys_of[: PHASES.index("wait")]) for keys_of in keys] for row in rows]
     last = [each.index(max(each)) for each in ready]
     slowest = mode(last)
     waited = sum(phases[PHASES.index("wait")] for phases in means) / sum(map(sum, means))
     sentence = (
-        "A mean epoch of each process, in its order: sampling, scoring, waiting for the others' images, optimising, "
-        f"waiting in optimiser steps. Process {slowest} had its images last in {last.count(slowest)} of {len(rows)} "
-        f"epochs; {waited:.1%} of all processes' time went into waiting for images."
+        "A mean epoch of each process, in its order: sampling, decoding, scoring, waiting for the others' images, "
+        f"advantages, optimising, waiting in optimiser steps. Process {slowest} had its images last in "
+        f"{last.count(slowest)} of {len(rows)} epochs; {waited:.1%} of all processes' time went into waiting for "
+        "images."
     )
     return f'<p class="note">{sentence}</p>{table(lines, kind="facts lines")}'
 

@@ -88,12 +88,3 @@ def states(hooks: Sequence[RunHook]) -> tuple[dict[str, dict[str, Tensor]], dict
     tensors = {name: {k: v for k, v in state.items() if isinstance(v, Tensor)} for name, state in found.items()}
     others = {name: {k: v for k, v in state.items() if not isinstance(v, Tensor)} for name, state in found.items()}
     return {k: v for k, v in tensors.items() if v}, {k: v for k, v in others.items() if v}
-
-
-def restore(
-    hooks: Sequence[RunHook], tensors: Mapping[str, Mapping[str, Tensor]], others: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """The inverse of `states`."""
-    for hook in hooks:
-        if hook.name:
-            hook.load_state_dict({**others.get(hook.name, {}), **tensors.get(hook.name, {})})

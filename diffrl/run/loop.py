@@ -28,7 +28,7 @@ from diffrl.records.progress import PHASES
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout
-from diffrl.run.clock import by_process, split_epoch
+from diffrl.run.clock import by_process, now, split_epoch
 from diffrl.run.hooks import Monitor, RunHook
 from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
@@ -103,11 +103,12 @@ class Loop:
         self.clock.take()  # a calibration's forwards are not the epoch's
         started = mark = time.perf_counter()
         drawn = self.source(epoch)
-        rollout, mark = drawn.rollout, self._phase("rollout+reward", mark)
+        rollout, mark = drawn.rollout, self._phase("rollout", mark)
         scored, scores, local = self._judged(drawn)
         added: dict[str, Any] = self.scorer.unscored.take(lambda rows: self.processes.gather(rows[None]).sum(0))
         for hook in self.hooks:
             added |= hook.after_rollout(epoch, rollout, scored)
+        mark = self._phase("advantages", mark)
         with self.policy.without_vae() if self.settings.offload_vae else nullcontext(), self.processes.together():
             losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
@@ -167,9 +168,7 @@ class Loop:
         return Scored(scores, self.weights, groups, features, auxiliary, kept, names), views[:, final]
 
     def _phase(self, name: str, mark: float) -> float:
-        if self.policy.device.type == "cuda":
-            torch.cuda.synchronize(self.policy.device)  # once per phase, for honest times
-        return self.clock.add(name, mark)
+        return self.clock.lap(name, mark, now(self.policy.device))
 
     def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
         settings, objective = self.settings, self.objective
@@ -310,11 +309,10 @@ class Loop:
 
     def _seconds(self, started: float) -> dict[str, float]:
         """Where the epoch's seconds went, here and, with several processes, in each of them."""
-        total, world = time.perf_counter() - started, self.processes.count
-        parts, named = split_epoch(self.clock.take(), total, on_cpu=self.policy.device.type == "cpu")
-        if world > 1:
-            named["seconds/wait"] = parts["wait"] + parts["reduce"]
-            mine = torch.tensor([[parts[phase] for phase in PHASES]], device=self.policy.device)
+        total, seconds = time.perf_counter() - started, self.clock.take()
+        named = split_epoch(seconds, total, on_cpu=self.policy.device.type == "cpu")
+        if self.processes.count > 1:
+            mine = torch.tensor([[seconds.get(phase, 0.0) for phase in PHASES]], device=self.policy.device)
             named |= by_process(self.processes.gather(mine))
         return {name: round(value, 4) for name, value in named.items()}
 

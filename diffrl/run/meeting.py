@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.launched import join_processes, launched_with_fsdp
 from diffrl.run.heartbeat import Heartbeat
 from diffrl.run.hello import Hello
-from diffrl.run.processes import WAITING, check_agreement, set_timeout
+from diffrl.run.processes import WAITING, set_timeout
 from diffrl.version import __version__
 
 LIMIT = "DIFFRL_JOINING"  # environment variable: seconds in which all processes have to meet
@@ -44,9 +47,20 @@ def join(hello: Hello) -> Heartbeat:
     alike = {"diffrl": __version__, "torch": torch.__version__, "the launcher's engine": engine}
     with heartbeat.starting():
         hint = "install the same versions and start the same command on every machine"
-        check_agreement(heartbeat.accelerator, alike, hint)
+        compare(heartbeat.accelerator, alike, hint)
     set_timeout(WAITING)
     return heartbeat
+
+
+def compare(accelerator: Accelerator, table: Mapping[str, Any], hint: str) -> None:
+    """See `diffrl.run.processes.check_agreement`."""
+    tables = gather_object([{key: json.dumps(value, default=str) for key, value in table.items()}])
+    for rank, other in enumerate(tables):
+        differing = [key for key in {**tables[0], **other} if tables[0].get(key) != other.get(key)]
+        if differing:
+            found = ", ".join(f"{key} ({tables[0].get(key)} and {other.get(key)})" for key in differing[:3])
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise UserError(f"rank {rank} was started otherwise than rank 0: {found}{more}; {hint}")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ class Peers:
     """No other process.
 
     Attributes:
+        began: `time.time()` of the start of this process, or of this object.
         folder: of the run, once it is known.
         accelerator: this process's, once it has joined the others.
         lock: held by whoever writes what a resume needs, or ends this process.
@@ -49,6 +51,7 @@ class Peers:
     """
 
     def __init__(self) -> None:
+        self.began = time.time()
         self.folder: RunFolder | None = None
         self.accelerator: Accelerator | None = None
         self.lock = threading.RLock()

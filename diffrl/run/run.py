@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.errors import TrainingError
 from diffrl.records import checkpoint
-from diffrl.records.held_out import read_held_out
 from diffrl.run.ahead import Ahead
+from diffrl.run.clock import close_line
 from diffrl.run.folder import RunFolder
-from diffrl.run.hooks import restore, states
+from diffrl.run.hooks import states
 from diffrl.run.interrupt import Interrupted
 from diffrl.run.journal import Journal
 from diffrl.run.peers import Peers
@@ -129,44 +130,34 @@ class Run:
         check_agreement(self.accelerator, {"--resume": step}, "RUN_DIR must be on a shared disk")
         if path is None:
             return
-        tensors, state = checkpoint.load(path)
-        self.policy.load_state("default", tensors["lora"])
-        for name in self.snapshots:
-            self.policy.load_state(name, tensors[name])
-        asked = [{key: group[key] for key in ("lr", "betas", "weight_decay")} for group in self.optimiser.param_groups]
-        checkpoint.optimiser_from_tensors(self.optimiser, tensors["optimiser"], state["optimiser"])
-        for group, values in zip(self.optimiser.param_groups, asked, strict=True):
-            group.update(values)  # the config's: the same as then, unless a change was asked for
-        self.loop.load_state_dict(state["loop"])
-        restore(self.hooks, tensors, state["hooks"])
-        self.objective.load_tensors(tensors.get("objective", {}))
-        checkpoint.set_rng_state(tensors["rng"], state["rng"])
-        self.epoch = int(state["epoch"])
-        lines = self.folder.lines() if self.epoch else []
-        self.evaluation.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
-        self.evaluation.held = read_held_out(self.folder.path)
-        # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
-        self.folder.save_lora(self.policy, self.judged)
+        from diffrl.run.resuming import resume
+
+        resume(self, path)
 
     def train(self, journal: Journal) -> None:
         """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
-        config = self.config
+        config, begun = self.config, [self.peers.began, time.time()]
         self.monitor.status, self.monitor.note = journal.status, journal.note
         journal.status("encoding prompts")
         self.ahead.before(self.epoch, self.monitor.check)
+        begun.append(time.time())
         self.begin()
         if self.epoch == 0:  # line 0 of the metrics: the model before training
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
             self.evaluation.measure(metrics, journal)
-            journal.log(metrics)
+            journal.log(metrics | self.loop.clock.first_image(begun, journal.note))
+        line = time.perf_counter()
         while self.epoch < config.epochs:
-            self.ahead.before(self.epoch, self.monitor.check)
             self.begin_epoch()
-            metrics = self.loop.run_epoch(self.epoch)
+            saved = time.perf_counter()
+            self.ahead.before(self.epoch, self.monitor.check)
+            encoded = time.perf_counter()
+            metrics = self.loop.run_epoch(self.epoch) | self.loop.clock.first_image(begun, journal.note)
             self.epoch = metrics["epoch"] = self.epoch + 1  # counted from 1
             notes = [text for hook in self.hooks for text in hook.after_epoch(metrics)]
             last = self.epoch == config.epochs
             alarms = self.evaluation.measure(metrics, journal, self.epoch % config.evaluate.every == 0 or last)
+            line = close_line(metrics, line, saved, encoded)
             # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
             journal.log(metrics)
             for text in notes:

@@ -229,9 +229,7 @@ def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
         compose=compose,
         fp16=config.optimise.precision == "fp16",
     )
-    # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
-    if policy.device.type == "cpu":
-        processes.clock.watch(policy)
+    processes.clock.watch(policy)
     lower = rewards.lower.union(*(hook.lower for hook in hooks))
     return Built(rollouts, hooks, monitor, evaluation, loop, lower, identity)
 

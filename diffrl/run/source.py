@@ -108,8 +108,6 @@ class Rollouts:
                 pictures[view].append(images.cpu())
 
         def on_batch(images: Tensor, part: slice) -> None:
-            if self.policy.device.type == "cuda":  # the features wait for it anyway, and sampling is no reward's time
-                torch.cuda.synchronize(self.policy.device)
             on_view(images, part, final)
             for hook in self.hooks if isinstance(key, int) else ():
                 hook.on_images(images, first + part.start)

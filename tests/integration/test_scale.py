@@ -30,6 +30,8 @@ GATED = {
     "watch": {"aux": {"plugin": REDNESS, "power": 3.0}},
 }
 
+WAIT = PHASES.index("wait")
+
 
 def launched(processes: int, *arguments: str | Path, config_file: Path | None = None) -> str:
     done = launch(processes, *arguments, config_file=config_file)
@@ -57,8 +59,10 @@ def test_four_processes_are_one(config_file: Any, objective: str) -> None:
     for line in read_metrics(four)[1:]:
         spent = [[line[f"seconds/process/{rank}/{phase}"] for phase in PHASES] for rank in range(4)]
         assert all(min(phases) >= 0 < phases[0] for phases in spent)
-        assert line["seconds/wait"] == pytest.approx(spent[0][2] + spent[0][4], abs=1e-3)
-        assert min(phases[2] for phases in spent) < max(phases[2] for phases in spent), "somebody waits for the last"
+        assert line["seconds/wait"] == pytest.approx(spent[0][WAIT] + spent[0][-1], abs=1e-3)
+        assert min(phases[WAIT] for phases in spent) < max(phases[WAIT] for phases in spent), (
+            "somebody waits for the last"
+        )
 
 
 def test_saved_on_two_processes_it_goes_on_on_one_or_four(config_file: Any, tmp_path: Path) -> None:

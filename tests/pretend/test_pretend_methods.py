@@ -29,7 +29,7 @@ TABLE: dict[str, dict[tuple[str, str], int]] = {
 BATCH = {"rollout.py:_sample", "rewards/scoring.py:_look_for_writes", "rewards/answers.py:checked"}
 BATCH |= {"features.py:pixel_features", "rewards/direction.py:embed_image", "rewards/direction.py:score"}
 BATCH |= {"rewards/scoring.py:attempt"}  # the same tiny reward, not corrected
-BATCH |= {"run/source.py:on_batch"}  # before the features' copy, which waits for the same: sampling's seconds end here
+BATCH |= {"run/clock.py:now"}  # around a decode: sampling's seconds end there, and the autoencoder's
 
 
 def started(config: Any) -> Run:

@@ -28,7 +28,6 @@ from diffrl.report.data import RunData, read_run
 from diffrl.report.page import picture
 from diffrl.report.sections import pick, processes
 from diffrl.rewards.protocol import Card
-from diffrl.run.clock import split_epoch
 
 START = {"clip": 0.2, "gold": 0.5, "noise": 0.1}  # of every prompt before training; then two gain more than two others
 EVIL = '<script>alert("&amp;")</script>'
@@ -319,7 +318,7 @@ def test_who_waits_for_whom_is_shown_for_several_processes(tmp_path: Path) -> No
     metrics = []
     for epoch, (slow, fast) in enumerate([(1, 0), (1, 0), (0, 1)], start=1):
         row: dict[str, Any] = {"epoch": epoch, "samples": epoch, "seconds": 20.0, "seconds/wait": 1.5}
-        for rank, phases in ((slow, (7, 1, 0, 4, 0)), (fast, (4, 1, 3, 3, 1))):
+        for rank, phases in ((slow, (7, 0, 1, 0, 0.5, 3.5, 0)), (fast, (4, 0, 1, 3, 0.5, 2.5, 1))):
             row |= {f"seconds/process/{rank}/{phase}": value for phase, value in zip(PHASES, phases, strict=True)}
         metrics.append(row)
     metrics.insert(0, {"epoch": 1, "seconds/process/0/rollout": 1.0})  # of the time before a resume, with one process
@@ -327,15 +326,6 @@ def test_who_waits_for_whom_is_shown_for_several_processes(tmp_path: Path) -> No
     assert "Process 1 had its images last in 2 of 3 epochs; 12.5% of" in shown
     assert shown.count("<tr>") == 2 and shown.count("12.0 s") == 2
     assert 'width: 50.00%; background: var(--rollout)" title="rollout 6.00 s"' in shown, "of process 1, of 12 seconds"
-
-
-def test_an_epoch_is_split_into_phases_without_counting_anything_twice() -> None:
-    taken = {"rollout+reward": 8.0, "reward": 3.0, "optimise": 6.0, "wait": 1.0, "reduce": 0.5}
-    taken |= {"forward": 4.0, "backward": 3.0, "decode": 1.0}
-    parts, named = split_epoch(taken, 15.0, on_cpu=True)
-    assert parts == {"rollout": 5.0, "reward": 3.0, "wait": 1.0, "optimise": 4.5, "reduce": 0.5}
-    assert named["seconds/model"] == 8.0 and named["seconds/overhead"] == 15.0 - 8.0 - 3.0 - 1.5
-    assert "seconds/model" not in split_epoch(taken, 15.0, on_cpu=False)[1]
 
 
 def test_test_prompts_that_are_trained_on_are_told(tmp_path):
