@@ -110,6 +110,7 @@ def test_one_command_runs_both_stages_and_reports_them(config_file: Any, capsys:
     assert (Path(load_config(alone).run_dir) / "d2align" / "report.html").is_file()
 
 
+@pytest.mark.long
 def test_any_objective_takes_the_corrected_reward_from_a_file(config_file: Any) -> None:
     learned = config_file("learned", **TWO_STAGES)
     assert main(["d2align", "learn", str(learned)]) == 0
@@ -145,6 +146,7 @@ KILLS = {
 }
 
 
+@pytest.mark.long
 def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"diffrl.methods.d2align.stage1:BLOCK": 4, "diffrl.methods.d2align.direction:SAVE_EVERY": 10}
     for name, value in small.items():
@@ -167,6 +169,7 @@ def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, m
             assert same, f"{target}: {part} differs after a resume"
 
 
+@pytest.mark.long
 def test_accumulation_does_not_change_direct_alignment(config_file: Any) -> None:
     loras = []
     for pieces in (1, 8):

@@ -76,6 +76,7 @@ def test_a_student_that_is_its_teacher_has_no_gradient(build: Any, teacher: Any)
     assert line["grad_norm"] < 1e-5
 
 
+@pytest.mark.long
 def test_each_row_has_the_target_of_its_prompts_teacher(build: Any, teacher: Any, sources: list[str]) -> None:
     """A row's error with two teachers is, to the bit, its error where its teacher has all prompts; none is mixed up."""
     a, b = teacher("a"), teacher("b", rank=2, std=0.2)
@@ -122,6 +123,7 @@ def test_an_anchor_is_everywhere(build: Any, teacher: Any, sources: list[str]) -
     assert line["loss"] == pytest.approx((line["opd/a/everywhere"] + line["opd/taste/everywhere"]) / 2, rel=1e-4)
 
 
+@pytest.mark.long
 def test_teachers_are_read_and_not_kept_and_a_resume_is_of_the_same_ones(build: Any, teacher: Any) -> None:
     folder = teacher("a", rank=2)
     path = build("run", {"a": {"lora": folder}}, start="merge")

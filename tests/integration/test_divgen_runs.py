@@ -136,6 +136,7 @@ def test_scores_of_a_folder_equal_those_of_the_model(job: Job, tmp_path: Path) -
     assert direct.values().keys() >= {"pvs", "diversity", "vendi"}
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_a_run_can_be_measured(config_file: Callable[..., Path], tmp_path: Path) -> None:
     config = load_config(config_file(epochs=1))
     train(config)
@@ -158,6 +159,7 @@ def test_a_checkpoint_of_a_run_can_be_measured(config_file: Callable[..., Path],
         Job(replace(drawing, family="nothing.py:Family"), checkpoint=str(checkpoint)).policy()
 
 
+@pytest.mark.long
 def test_every_kind_of_collapse_lowers_its_own_metric() -> None:
     """True renderings that lose one kind of variety, half of them and all: see tests/collapse.py."""
     items = collapse.pictured(48)
@@ -176,6 +178,7 @@ def test_every_kind_of_collapse_lowers_its_own_metric() -> None:
     assert measured("image", 1.0) == {"ids": pytest.approx(1.0), "sdi": pytest.approx(0.0), "pvs": pytest.approx(0.0)}
 
 
+@pytest.mark.long
 def test_a_runs_report_and_the_command_give_the_same_numbers(config_file: Callable[..., Path], tmp_path: Path) -> None:
     """Of a model's pictures as they are drawn, of the run's report, and of the same files in a folder of anybody's."""
     config = load_config(config_file(epochs=1))

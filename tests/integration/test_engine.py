@@ -147,6 +147,7 @@ def test_the_autoencoder_leaves_while_the_lora_is_optimised(config_file: Any, mo
         load_config("playground/d2align", ["engine.offload_vae=true"])
 
 
+@pytest.mark.long
 def test_eight_bit_moments_train_and_resume_to_the_bit(config_file: Any) -> None:
     pytest.importorskip("bitsandbytes")
     # Only matrices of at least 4,096 numbers get 8 bits: rank 256 makes some of that size.
@@ -175,6 +176,7 @@ def test_what_cannot_run_here_is_one_line(config_file: Any, capsys: pytest.Captu
     assert not Path(load_config(path).run_dir).exists()
 
 
+@pytest.mark.long
 def test_what_the_launcher_asks_for_in_vain_is_said(config_file) -> None:
     """accelerate's own mixed precision and compilation act on what it prepares: here the config decides."""
     asked = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "inductor", "OMP_NUM_THREADS": "1"}

@@ -38,7 +38,7 @@ def same_lora(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], whole: flo
     return True
 
 
-@pytest.mark.parametrize("objective", ["nft", "grpo", "crd"])
+@pytest.mark.parametrize("objective", ["nft", *(pytest.param(o, marks=pytest.mark.long) for o in ("grpo", "crd"))])
 def test_accumulation_of_one_by_eight_equals_eight_by_one(config_file, objective: str) -> None:
     sampler = {"sampler": "flow_sde"} if objective == "grpo" else {}
     loras = []

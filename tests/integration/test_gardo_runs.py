@@ -69,6 +69,7 @@ def test_resume_is_exact_with_gate_window_and_reference(gardo_file) -> None:
         assert (folder / "gardo" / name).read_bytes() == (other / "gardo" / name).read_bytes()
 
 
+@pytest.mark.long
 def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> None:
     """Three groups of four: the second one's members are on both processes; some micro-batches have no gated row."""
     rollout = {"groups": 3, "group_size": 4}
@@ -95,7 +96,8 @@ def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> No
     assert images[0] == images[1]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_didactic_case_only_gardo_finds_every_mode(seed: int) -> None:
     """A large KL leaves the model where it was, none ends on one mode, GARDO with the same KL has all three."""
     outcomes = gardo_didactic.didactic(seed)

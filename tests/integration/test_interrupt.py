@@ -49,7 +49,14 @@ def test_a_signal_in_the_start_leaves_nothing_behind(config_file, name: str) -> 
     assert not folder.exists() or not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment != "starting"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(one, marks=[] if one == "optimising" else [pytest.mark.long])
+        for one in MOMENTS
+        if one != "starting"
+    ],
+)
 def test_a_signal_loses_nothing(config_file, moment: str) -> None:
     """Checkpoints are three epochs apart, the signal comes in the second: its first one is kept all the same."""
     whole, broken = (config_file(name, checkpoint=EVERY) for name in ("whole", "broken"))

@@ -52,7 +52,8 @@ def learned(run_dir: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "reward", ["adversarial", "adversarial_preference", pytest.param("reform", marks=pytest.mark.long)]
+    "reward",
+    ["adversarial", *(pytest.param(one, marks=pytest.mark.long) for one in ("adversarial_preference", "reform"))],
 )
 def test_killed_and_resumed_it_ends_the_same(learning_config, reward: str) -> None:
     whole, broken = (learning_config(name, reward) for name in ("whole", "broken"))

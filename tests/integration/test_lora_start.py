@@ -46,6 +46,7 @@ def test_it_begins_as_the_lora(config_file: Any, tiny_model: Path, sft: Path, ra
     assert (new.abs().sum(1) > 0).all(), "what is new can be trained"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("reference", ["start", "base"])
 def test_over_merged_loras(config_file: Any, tiny_model: Path, sft: Path, reference: str, precision: str) -> None:
@@ -79,6 +80,7 @@ def test_over_merged_loras(config_file: Any, tiny_model: Path, sft: Path, refere
             load_config(config_file("again", lora=again))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("door", ["start", "merge"])
 def test_a_resume_is_exact_and_of_the_same_file(config_file: Any, tiny_model: Path, sft: Path, door: str) -> None:
     """After kill -9 in the second epoch."""

@@ -83,7 +83,9 @@ def test_coefficients_of_rewards_on_scales_of_their_own(write, caplog: pytest.Lo
         assert re.findall(r'(\S+) is "none"', caplog.text) == warned
 
 
-@pytest.mark.parametrize("sections", [{}, GRPO, CRD], ids=["nft", "grpo", "crd"])
+@pytest.mark.parametrize(
+    "sections", [{}, *(pytest.param(one, marks=pytest.mark.long) for one in (GRPO, CRD))], ids=["nft", "grpo", "crd"]
+)
 def test_a_run_logs_its_balance_whatever_the_objective(write, sections: dict) -> None:
     config = load_config(write("run", epochs=2, tracking={"samples": 0}, **sections))
     train(config)
@@ -133,6 +135,7 @@ def test_accumulation_does_not_matter(write, sections: dict) -> None:
     assert same_lora(eight, one, whole=5e-4)
 
 
+@pytest.mark.long
 def test_one_process_equals_two(write) -> None:
     """GARDO's gate included: one process may have penalised rows where the other has none."""
     gardo = {"auxiliary": ["aux"], "reset": {"kl": None, "steps": None}, "share": 0.1, "beta": 0.5}
@@ -157,7 +160,7 @@ def test_one_process_equals_two(write) -> None:
                 assert a[key] == pytest.approx(b[key], rel=1e-3, abs=1e-3), key
 
 
-@pytest.mark.parametrize("mode", ["fresh", "amortised"])
+@pytest.mark.parametrize("mode", ["fresh", pytest.param("amortised", marks=pytest.mark.long)])
 def test_resume_is_exact(write, mode: str) -> None:
     sections = {"epochs": 4, "marble": {"every": 3}, "tracking": {"samples": 0}, "evaluate": {"every": 10}}
     whole, broken = (write(name, mode, **sections) for name in ("whole", "broken"))

@@ -187,6 +187,7 @@ def test_what_a_name_stands_for_is_compared_too(config_file, tmp_path: Path, cap
     assert "prompts.train: the texts changed" in refused(resume, capsys)
 
 
+@pytest.mark.long
 def test_an_override_takes_effect_and_is_written_down(finished) -> None:
     _, folder = finished
     words = ["epochs=2", "optimise.learning_rate=1e-9", "evaluate.per_prompt=3"]

@@ -56,6 +56,7 @@ def test_generator_is_imperfect_as_meant() -> None:
     assert 0.2 < float(found.scores.mean()) < 0.98
 
 
+@pytest.mark.long
 def test_the_distilled_student_draws_better_in_four_steps() -> None:
     """Than the model itself in four; `playground/turbo` is a LoRA that becomes part of it."""
     scorer = Scorer({"verifier": load_reward("playground"), "artefact": load_reward("artefact")})

@@ -100,6 +100,7 @@ def test_a_function_is_served(url: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(reward(IMAGES, ["a"] * 12, [{}] * 12), IMAGES[:, 0].mean((1, 2)))
 
 
+@pytest.mark.long
 def test_a_reward_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(LEDGER.replace("self.file = ", "raise OSError('no such disk')\n        "))
     wanted = Wanted(f"{tmp_path / 'broken.py'}:Ledger", {}, cpus=0.5)

@@ -45,6 +45,7 @@ def test_gardo_holds_the_rows_of_its_images(config_file: Any) -> None:
     run.close()
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_where_an_undisturbed_one_does(config_file: Any) -> None:
     """Levels, words and the noise that images were drawn from come from keys alone."""
     ends = []

@@ -46,6 +46,7 @@ def run_with_a_judge(config_file, folder: Path, name: str, size: int = 4, **sect
     return path
 
 
+@pytest.mark.long
 def test_a_run_with_refusals_ends_and_resumes_to_the_bit(config_file, tmp_path: Path) -> None:
     whole, broken, alone = (
         run_with_a_judge(config_file, tmp_path, name, size, objective="nft", checkpoint={"every": 1, "keep": 9})
@@ -91,6 +92,7 @@ def test_two_per_cent_of_refusals_end_no_run_at_the_default_bound(config_file, t
     assert all(torch.equal(one[part][key], two[part][key]) for part in one for key in one[part])
 
 
+@pytest.mark.long
 def test_two_processes_count_together(config_file, tmp_path: Path) -> None:
     path = run_with_a_judge(config_file, tmp_path, "pair", epochs=1)
     done = launch(2, path)

@@ -60,6 +60,7 @@ def lora(run: Path) -> dict[str, torch.Tensor]:
     return load_file(next((run / "lora").glob("*.safetensors")))
 
 
+@pytest.mark.long
 def test_votes_are_trained_on_and_a_resume_asks_nobody_twice(config_file: Callable[..., Path], tmp_path: Path) -> None:
     sections = {**VOTES, "checkpoint": {"every": 1, "keep": 3}, "tracking": {"groups": 2}}
     path = config_file("whole", epochs=2, **sections)

@@ -118,6 +118,7 @@ def test_what_cannot_work_is_refused_at_its_key(config_file: Any, keys: dict[str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("marble", [None, {"mode": "fresh"}])
 def test_it_trains_and_logs_the_disagreement(tiny_model: Path, config_file: Any, marble: Any) -> None:
     rewards = {name: {"plugin": f"{DATA}/warmth.py:Warmth", "weight": w} for name, w in (("redness", 1.0), ("b", 2.0))}

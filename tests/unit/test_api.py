@@ -183,6 +183,7 @@ def test_another_program_must_give_the_objects_of_a_config() -> None:
         check_plugin("python:unheard")
 
 
+@pytest.mark.long
 def test_a_script_is_light_and_its_run_goes_on_from_the_shell(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -61,6 +61,7 @@ def test_the_planted_bias_is_found_without_being_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_verifier_holds(tmp_path: Path) -> None:
     result = audit(job("playground", limit=6), tmp_path)
     assert result["score"] == 0 and not any(result["fooled"].values())

@@ -220,6 +220,7 @@ def test_pickscore_s_last_layer_can_learn(pickscore: Path, tmp_path: Path) -> No
         assert torch.equal(plain(images, prompts, [{}] * 3), before)
 
 
+@pytest.mark.long
 def test_the_embedding_rewards_conform(pickscore: Path, hpsv2: str, tmp_path: Path) -> None:
     direction = tmp_path / "direction.safetensors"
     a_direction().save(direction)

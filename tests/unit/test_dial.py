@@ -31,6 +31,7 @@ def test_the_rule_takes_the_largest_gain_before_the_first_alarm_of_a_way() -> No
     assert healthiest([base, entry("strength", -0.1)]) == 0
 
 
+@pytest.mark.long
 def test_dial_writes_the_point_as_a_plain_lora(config_file, monkeypatch, capsys) -> None:
     path = config_file("run")
     config = load_config(path)

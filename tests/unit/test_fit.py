@@ -126,6 +126,7 @@ def test_compiled_blocks_merge_nothing(config_file) -> None:
     assert not [name for name in found.parts if name.startswith("merged")]
 
 
+@pytest.mark.long
 def test_options_that_save_memory_do(config_file) -> None:
     path = config_file("run")
 
@@ -151,6 +152,7 @@ def test_a_sharded_network_is_counted_by_its_share_and_two_blocks(tmp_path: Path
     assert four.parts["autoencoder"] == whole.parts["autoencoder"]
 
 
+@pytest.mark.long
 def test_advice_fits_and_none_is_given_where_nothing_helps(config_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "CONTEXT", 0)
     monkeypatch.setattr(advice, "CONTEXT", 0)

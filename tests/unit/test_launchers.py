@@ -96,6 +96,7 @@ def test_fewer_processes_than_the_launcher_was_asked_for_are_said(monkeypatch, c
     assert caplog.messages == [text]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "code", "last"), [("sys.exit(75)", 75, "bad input"), ("os.kill(os.getpid(), 9)", 137, "SIGKILL")]
 )

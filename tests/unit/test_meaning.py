@@ -88,9 +88,7 @@ SCHEDULERS = sorted(
 )
 
 
-@pytest.mark.parametrize(
-    "family", ["sd3", *(pytest.param(one, marks=pytest.mark.long) for one in ("sd", "sdxl", "flux"))]
-)
+@pytest.mark.parametrize("family", [pytest.param(one, marks=pytest.mark.long) for one in ("sd3", "sd", "sdxl", "flux")])
 def test_every_scheduler_of_diffusers_is_drawn_exactly_or_refused(
     family: str, models: dict[str, Path], tmp_path: Path
 ) -> None:

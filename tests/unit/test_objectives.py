@@ -116,6 +116,7 @@ def test_an_installed_objective_has_its_name(mine: str, config_file: Any, instal
     assert config.objective_section.tau == 2.0 and config.objective == "mine"
 
 
+@pytest.mark.long
 def test_conformance_finds_a_loss_that_is_not_its_plain_form(mine: str, tmp_path: Path) -> None:
     case = Case(mine, tmp_path)
     assert "differ by" in plain_loss(case) and "differ by" in accumulation(case)

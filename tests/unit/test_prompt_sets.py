@@ -39,6 +39,7 @@ def test_train_and_test_share_no_prompt(name: str) -> None:
     assert all(text == text.strip() and "  " not in text for text in train | test)
 
 
+@pytest.mark.long
 def test_the_sets_are_what_the_grammars_make() -> None:
     """And a digest of every set's first prompts: another Python, numpy or word list would show."""
     assert {key: gzip.decompress(file_of(*key).read_bytes()) for key in frozen()} == frozen()

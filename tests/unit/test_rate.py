@@ -39,6 +39,7 @@ def test_a_constant_rate_touches_nothing() -> None:
     assert optimiser.param_groups[0]["lr"] == 0.3 and LearningRate(0.5).metrics(4) == {}
 
 
+@pytest.mark.long
 def test_a_longer_resume_goes_on_along_the_longer_curve(config_file) -> None:
     path = config_file("run", epochs=1, optimise={"schedule": "linear", "warmup": 1})
     train(load_config(path))

@@ -35,7 +35,8 @@ def trained(config_file: Any, monkeypatch: Any, *overrides: str, **sections: Any
     return Path(config.run_dir), seen
 
 
-@pytest.mark.parametrize("objective", ["nft", pytest.param("grpo", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("objective", ["nft", "grpo"])
 def test_a_replayed_image_is_the_training_image_to_the_bit(config_file, monkeypatch, objective: str) -> None:
     sections: dict[str, Any] = {"objective": objective}
     if objective == "grpo":

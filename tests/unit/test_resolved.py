@@ -230,6 +230,7 @@ def test_no_value_has_changed(
     assert not changed
 
 
+@pytest.mark.long
 def test_what_a_run_writes_down_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's config.yaml has the resolved values, and a resume reads them."""
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ from diffrl.errors import UserError
 from diffrl.reward_tools.authoring import write_plugin
 
 
+@pytest.mark.long
 def test_the_new_plugin_passes_its_test_and_is_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_the_text_encoder_of_a_checkpoint_is_read(tmp_path: Path) -> None:
     assert _text_encoder({"x": torch.zeros(2)}, entry, "text_encoder", str(model), torch.float32) is None
 
 
+@pytest.mark.long
 def test_training_doctor_sample_and_evaluate_read_it_by_one_loader(z_image, config_file, tmp_path, capsys) -> None:
     _, base, tensors = z_image
     file = tmp_path / "net.safetensors"

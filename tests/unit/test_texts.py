@@ -66,6 +66,7 @@ def test_a_run_encodes_everything_once_and_before_it_trains(config_file: Any, en
     run.close()
 
 
+@pytest.mark.long
 def test_beyond_main_memory_it_encodes_stretches_into_files(
     config_file: Any, encoded: Counter[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,6 +244,7 @@ def flaw(image: torch.Tensor, seed: int) -> torch.Tensor:
     return broken
 
 
+@pytest.mark.long
 def test_a_detector_is_trained_by_one_command_and_tells_new_images(
     examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
