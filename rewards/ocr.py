@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import unicodedata
@@ -29,11 +30,12 @@ ASK = "Please output only the text content from the image without any additional
 TARGETS = ("joined", "each", "first")
 _LINE_HEIGHT = 48  # of the recogniser's input
 _LINE_WIDTH = 320  # and its usual width; shorter lines are padded
-_INCHES = re.compile(r'(?<=\d)"(?![^\W_])')
+_INCHES = re.compile(r'(?<=\d)"(?![^\W_]|[x×]\s?\d)|(?<=\d)"(?=\s?[x×]\s?\d)')
 _DOUBLE = re.compile(
-    r"""["“]([^"“”]*)["”]|„([^„“”"]*)[“”"]|«([^«»]*)»|»([^«»]*)«|「([^「」]*)」|『([^『』]*)』|``([^`']*)''|`([^`]+)`"""
+    r"""["“]([^"“”]*)["”]|(?<!\d)”([^"“”]*)”|[❝〝]([^❝❞〝〞〟]*)[❞〞〟]|"""
+    r"""„([^„“”"]*)[“”"]|«([^«»]*)»|»([^«»]*)«|「([^「」]*)」|『([^『』]*)』|``([^`']*)''|`([^`]+)`"""
 )
-_SINGLE = re.compile(r"(?<!\w)['‘‚]([^'‘’]*)['’‘](?!\w)|‹([^‹›]*)›")
+_SINGLE = re.compile(r"(?<!\w)['‘‚]((?:[^'‘’]|(?<=\w)['’](?=\w))*)['’‘](?!\w)|‹([^‹›]*)›")
 _ALIKE = str.maketrans("’‘ʼ′‛`´–—−‐‑“”„″", "'''''''-----\"\"\"\"")  # signs that a reader of pictures cannot tell apart
 
 
@@ -43,7 +45,7 @@ def quotes(prompt: str) -> list[str]:
     Quotes are written "so", “so”, „so“, «so», »so«, 「so」, 『so』, ``so'' or `so`. A mark after a digit is one of
     inches, unless it closes a quote: `a 6" ruler and a sign "66"`.
     """
-    prompt = _without_inches(prompt.replace("＂", '"'))
+    prompt = _without_inches(html.unescape(prompt).replace('\\"', '"').translate(str.maketrans("＂＇", "\"'")))
     for marks in (_DOUBLE, _SINGLE):
         if texts := [
             text for match in marks.finditer(prompt) if (text := next(filter(None, match.groups()), "").strip())

@@ -71,10 +71,11 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     if not home(arguments.folder).is_dir():
         raise UserError(f'no folder "{arguments.folder}"')
     out = None if arguments.out is None else out_file(arguments.out, "--out", "rewards.jsonl")
-    from diffrl.reward_tools.folder import FILE, score_folder
+    from diffrl.image_sets.reading import SCORED
+    from diffrl.reward_tools.folder import score_folder
 
     print("\n".join(score_folder(arguments.folder, wanted, out, arguments.prompts_from)))
-    print(f"scores: {out or home(arguments.folder) / FILE}")
+    print(f"scores: {out or home(arguments.folder) / SCORED}")
     return 0
 
 

@@ -17,6 +17,7 @@ from diffrl.image_sets import FORM, PREFIX
 from diffrl.image_sets.hub import NAME, fetched
 from diffrl.image_sets.layouts import Group, Picture, group_of, single_of
 
+SCORED = "rewards.jsonl"  # what `diffrl rewards score` writes beside pictures
 KINDS = (".jsonl", ".parquet")  # those of a folder; HPD's .json is named itself
 
 
@@ -81,7 +82,7 @@ def _files(path: Path) -> list[Path]:
         files = [file for folder in (path, path / "data") for file in sorted(folder.glob("*")) if file.suffix in KINDS]
         if not files:
             raise UserError(f'"{path}" has no .jsonl and no .parquet file; expected {FORM}')
-        return files
+        return [file for file in files if file.name == SCORED] or files  # it has the other files' pictures, too
     if path.is_file() and path.suffix in (*KINDS, ".json"):
         return [path]
     if path.exists():

@@ -12,6 +12,7 @@ import torch
 from diffrl.divgen.folders import HOW, read_folder
 from diffrl.divgen.observe import Batch, Item, Sight, in_batches
 from diffrl.errors import UserError
+from diffrl.image_sets.reading import SCORED
 from diffrl.plugins import short_name
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
@@ -20,7 +21,6 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.stats import interval, known
 
-FILE = "rewards.jsonl"
 AT_ONCE = 32  # pictures in one call, but for rewards that compare a prompt's
 
 
@@ -58,7 +58,7 @@ def score_folder(
             advance(len(part))
     scorer.close()
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_text(out or found.root / FILE, lines)
+    write_text(out or found.root / SCORED, lines)
     unread = [f"cannot be read: {item.path}: {why}" for item, why in sight.unreadable]
     return [found.line(), *_told(rows, scorer.names), *unread]
 

@@ -34,7 +34,7 @@ from diffrl.rewards.secrets import check_file, check_transport, redact
 T = TypeVar("T")
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 PATIENCE = 600.0  # seconds, as a default
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds that a server rests after a failure, doubled from one to the next
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # seconds that a server rests after a failure, doubled from one to the next
 # Statuses that another attempt, or another server, may not meet; from 520 on those of proxies on the net.
 PASSING = (408, 425, 429, 502, 503, 504, *range(520, 531))
 CUTS = 2  # times that a request is sent again for a plain-text 500

@@ -45,14 +45,9 @@ def size_of(request: Request, most: int) -> int:
 async def read_body(request: Request, seconds: float) -> bytes:
     """The body, within the limit of time."""
     try:
-        return await asyncio.wait_for(_collect(request), seconds)
+        return await asyncio.wait_for(request.body(), seconds)
     except TimeoutError as error:
         raise Refused(408, f"the request did not come within {seconds:g} s") from error
-
-
-async def _collect(request: Request) -> bytes:
-    parts = [part async for part in request.stream()]
-    return b"".join(parts)
 
 
 def check_address(host: str, token: str | None) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.serving.limits import check_address
+from diffrl.serving.limits import bind, check_address
 from diffrl.serving.server import Options, Served, check_served, make_app
 
 EACH = 4  # requests at a replica at once: one that is scored, and others that are read or wait for a common batch
@@ -50,7 +49,9 @@ def serve_on_ray(
     if not ray.is_initialized():
         local: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **local)
-    port = port or _free_port(host)
+    if not port:
+        with bind(host, 0) as free:
+            port = free.getsockname()[1]
     http = {"host": host, "port": port, "request_timeout_s": options.time_limit + options.read_limit}
     serve.start(http_options=http, logging_config={"log_level": "ERROR"})
     for name, one in wanted.items():
@@ -131,9 +132,3 @@ class _Whole:
             root, path = scope.get("root_path", ""), scope["path"]
             scope = {**scope, "root_path": "", "path": path if path.startswith(root) else root + path}
         await self.application(scope, receive, send)
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -53,7 +53,10 @@ _VALUE = re.compile(
     ["'”’*_`$]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-_UNIT = r"(?:points?|pts?\.?|stars?|marks?|punkte?n?|sterne?n?|点|點|分|점|балл\w*|★|⭐)"
+_UNIT = (
+    r"(?:points?|pts?\.?|stars?|marks?|punkte?n?|sterne?n?"
+    r"|étoiles?|estrellas?|stelle|звезд\w*|点|點|分|점|балл\w*|★|⭐)"
+)
 _OF = re.compile(
     rf"""\s*-?(?:{_UNIT}\s*)?[(\[,]?\s*(?:/|⁄|\bout\s+of\b|\bof\b|\bvon\b|\bsur\b|\bde\b|\bsu\b|\bиз\b)\s*(?:a\s+)?(?:the\s+)?
     (?:maximum\s+(?:of\s+)?|max\.?\s+|possible\s+|total\s+(?:of\s+)?)*["']?(?P<of>{_DIGITS}|{_WORD})""",
@@ -121,7 +124,8 @@ def at(text: str, start: int, low: float, high: float) -> tuple[float, int] | No
     if match is None:
         return None
     seen, end = text[start : match.end() + 24].split("\n")[0].strip(), match.end()
-    if _BOUND.search(text[max(start - 20, 0) : start]):
+    less = "<" in match[0] and ">" not in text[end : end + 12]  # "<4", not "<4>"
+    if less or _BOUND.search(text[max(start - 20, 0) : start]):
         raise Unreadable(f'"{seen}" is a bound and no number')
     value = number(match["number"] or match["word"], low, high)
     if "," in (match["number"] or "") and text[match.start("number") - 1 : match.start("number")] == "[":

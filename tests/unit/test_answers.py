@@ -132,6 +132,9 @@ READ = {
     "总分：4": 4.0,
     "我给这张图片打4分": 4.0,
     "Оценка: 4 из 5": 4.0,
+    "4 étoiles sur 5": 4.0,
+    "Puntuación: 4 estrellas de 5": 4.0,
+    "Score : <4/5>": 4.0,
     "Pontuação: 4": 4.0,
     "Poäng: 4": 4.0,
     "النتيجة: ٤": 4.0,
@@ -162,6 +165,8 @@ OTHER_SCALES = [
     ("85 out of 100", 0, 100, 85),
 ]
 REFUSED = [
+    "Score: <4",
+    "Score: < 4",
     "Score: 3-4",
     "Score: 3–4",
     "Score: 3 to 4",

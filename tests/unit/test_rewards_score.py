@@ -60,6 +60,7 @@ def test_a_folder_is_scored_and_read_again(folder: Path, capsys: Any) -> None:
     groups = read_set(str(folder / "rewards.jsonl")).groups
     assert {g.prompt: g.scores["Best"] for g in groups} == dict.fromkeys(("a cat", "two dogs", "a hut"), (0.0, 1.0))
     assert [len(g.pictures) for g in read_set(str(folder / "manifest.jsonl")).groups] == [2, 2, 2]
+    assert [g.scores["Best"] for g in read_set(str(folder)).groups] == [(0.0, 1.0)] * 3, "audits read the folder"
     (folder / "manifest.jsonl").unlink()
     again = read_folder(folder)
     assert [(item.prompt.text, item.seed) for item in again.items][:2] == [("a cat", 7), ("a cat", 8)]

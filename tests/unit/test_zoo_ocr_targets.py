@@ -27,6 +27,15 @@ from diffrl_zoo.ocr import Ocr, normalise, quotes
         ("a sign ‚HALLO‘", ["HALLO"]),
         ("a dog's bowl that isn't full", []),
         ('a sign "DON’T" and “”', ["DON’T"]),
+        ("a mug that says 'Don't panic'", ["Don't panic"]),
+        ("en skylt med ”HEJ” och ”DÅ”", ["HEJ", "DÅ"]),
+        ("a 5” screen and a 6” pipe that say “HI”", ["HI"]),
+        ('an 8"x10" photo, 4" × 6", with "DAD"', ["DAD"]),
+        ('a sign \\"STOP\\"', ["STOP"]),
+        ("text: &quot;R&amp;B&quot;", ["R&B"]),
+        ("signs 〝OK〞 and ❝WOW❞", ["OK", "WOW"]),
+        ("a sign ＇OK＇", ["OK"]),
+        ('a sign "x10"', ["x10"]),
     ],
 )
 def test_what_is_quoted(prompt: str, texts: list[str]) -> None:
