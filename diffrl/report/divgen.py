@@ -93,11 +93,10 @@ def write_divgen_report(
         if names is None and path.is_file():
             with suppress(UserError):  # another version's
                 chosen = load_scores(path).about["asked"]
-        found = seen_folder(folder, chosen, **options)
+        sets.append(found := seen_folder(folder, chosen, **options))
         found.name = name
         found.scores.save(path)
         first = first or found.scores.about["asked"]
-        sets.append(found)
         images.append(_images([s.item for s in found.sight.seen]))
     differences = make_fair(sets)
     entries = []
