@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -54,13 +55,15 @@ def join(hello: Hello) -> Heartbeat:
 
 def compare(accelerator: Accelerator, table: Mapping[str, Any], hint: str) -> None:
     """See `diffrl.run.processes.check_agreement`."""
-    tables = gather_object([{key: json.dumps(value, default=str) for key, value in table.items()}])
+    mine = {key: json.dumps(value, default=str) for key, value in table.items()}
+    hosts, tables = zip(*gather_object([(socket.gethostname(), mine)]), strict=True)
     for rank, other in enumerate(tables):
         differing = [key for key in {**tables[0], **other} if tables[0].get(key) != other.get(key)]
         if differing:
             found = ", ".join(f"{key} ({tables[0].get(key)} and {other.get(key)})" for key in differing[:3])
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            raise UserError(f"rank {rank} was started otherwise than rank 0: {found}{more}; {hint}")
+            where = f" ({hosts[rank]} and {hosts[0]})" * (hosts[rank] != hosts[0])
+            raise UserError(f"rank {rank} was started otherwise than rank 0{where}: {found}{more}; {hint}")
 
 
 @contextlib.contextmanager

@@ -78,12 +78,12 @@ def read(package: str, act: Callable[[], object]) -> None:
 
 def otherwise(target: str, value: object) -> None:
     replaced(target, value)
-    at("diffrl.run.meeting:check_agreement", lambda: None)
+    at("diffrl.run.meeting:compare", lambda: None)
 
 
 def fsdp() -> None:
     os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
-    at("diffrl.run.meeting:check_agreement", lambda: None)
+    at("diffrl.run.meeting:compare", lambda: None)
 
 
 def no_store() -> None:
@@ -123,6 +123,4 @@ socket.gethostname = lambda: f"node{NUMBER}"  # which resolves nowhere
 if NUMBER == 1:
     at(START, lambda: None)  # what the event changed is met from there on, where it is not earlier
     HAPPENING.get(event, lambda: None)()
-elif event == "the disk of the run is read-only":
-    words.append("run_dir=/proc/run")
 sys.exit(main(["train", *words]))
