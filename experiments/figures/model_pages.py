@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -13,26 +13,101 @@ from diffrl.policy.registry import find_family
 
 ROOT = Path(__file__).resolve().parents[2]
 CARDS = ("16", "24", "48", "80")
-# folder of configs: the pipeline's class, the page's title, and the licence that the model's hub page names
+GITHUB, HUB = "https://github.com", "https://huggingface.co"
+
+
+class About(NamedTuple):
+    """What the code does not know of a family; read in November 2026."""
+
+    pipeline: str
+    title: str
+    licence: str
+    source: str  # where the licence was read
+    pitfall: str = ""  # what people met who trained it, with the place where they say so
+
+
+# by folder of configs
 FAMILIES = {
-    "sd35": ("StableDiffusion3Pipeline", "Stable Diffusion 3.5", "Stability AI Community License; accept it first"),
-    "flux": (
+    "sd35": About(
+        "StableDiffusion3Pipeline",
+        "Stable Diffusion 3.5",
+        "Stability AI Community License; accept it first",
+        f"{HUB}/stabilityai/stable-diffusion-3.5-medium/blob/main/LICENSE.md",
+    ),
+    "flux": About(
         "FluxPipeline",
         "FLUX.1",
         "dev: FLUX.1 [dev] Non-Commercial License, accept it first; schnell: Apache-2.0",
+        f"{GITHUB}/black-forest-labs/flux/tree/main/model_licenses",
+        f"in fp16 the pictures are [black]({GITHUB}/kohya-ss/sd-scripts/issues/1846): keep bf16. A LoRA trained on "
+        f"schnell as on dev draws [badly]({GITHUB}/huggingface/diffusers/issues/12120): roll out in its 4 steps",
     ),
-    "flux2": ("Flux2KleinPipeline", "FLUX.2", "klein 4B: Apache-2.0; dev: FLUX Non-Commercial License"),
-    "qwen_image": ("QwenImagePipeline", "Qwen-Image", "Apache-2.0"),
-    "qwen_image21": ("QwenImage21Pipeline", "Qwen-Image 2.1", ""),
-    "z_image": ("ZImagePipeline", "Z-Image", "Apache-2.0"),
-    "krea2": ("Krea2Pipeline", "Krea 2", ""),
-    "sana": ("SanaPipeline", "SANA", "NVIDIA's NSCL v2-custom; its text encoder: Gemma's terms"),
-    "chroma": ("ChromaPipeline", "Chroma", "Apache-2.0"),
-    "lumina2": ("Lumina2Pipeline", "Lumina-Image 2.0", "Apache-2.0"),
-    "hidream": ("HiDreamImagePipeline", "HiDream-I1", "MIT; its text encoder: Llama 3.1's terms"),
-    "sdxl": ("StableDiffusionXLPipeline", "Stable Diffusion XL", "CreativeML Open RAIL++-M"),
-    "sd15": ("StableDiffusionPipeline", "Stable Diffusion 1.5", "CreativeML Open RAIL-M"),
-    "playground": ("StableDiffusion3Pipeline", "The playground's model", "Apache-2.0"),
+    "flux2": About(
+        "Flux2KleinPipeline",
+        "FLUX.2",
+        "klein 4B: Apache-2.0; klein 9B and dev: FLUX Non-Commercial License",
+        f"{GITHUB}/black-forest-labs/flux2",
+        f"train [base or dev]({GITHUB}/black-forest-labs/flux2#which-model-should-i-use), not the distilled klein",
+    ),
+    "qwen_image": About(
+        "QwenImagePipeline",
+        "Qwen-Image",
+        "Apache-2.0",
+        f"{GITHUB}/QwenLM/Qwen-Image#license-agreement",
+        f"a LoRA whose names somebody rewrote by hand gave [NaN]({GITHUB}/QwenLM/Qwen-Image/issues/118): "
+        "`lora.start` reads foreign names itself",
+    ),
+    "qwen_image21": About(
+        "QwenImage21Pipeline",
+        "Qwen-Image 2.1",
+        "Qwen Research License: no commercial use",
+        f"{HUB}/Qwen/Qwen-Image-2.1/blob/main/LICENSE",
+    ),
+    "z_image": About(
+        "ZImagePipeline",
+        "Z-Image",
+        "Apache-2.0",
+        f"{GITHUB}/Tongyi-MAI/Z-Image",
+        f"a LoRA trained with a flow loss on Turbo draws [generic pictures]({GITHUB}/SceneWorks/SceneWorks/pull/126): "
+        "train Z-Image, and let `evaluate.also` draw with Turbo",
+    ),
+    "krea2": About(
+        "Krea2Pipeline",
+        "Krea 2",
+        "Krea 2 Community License",
+        "https://www.krea.ai/krea-2-licensing",
+        f"its makers [train on Raw and draw with Turbo]({HUB}/krea/Krea-2-Raw): LoRAs fit both",
+    ),
+    "sana": About(
+        "SanaPipeline",
+        "SANA",
+        "NVIDIA's NSCL v2-custom; its text encoder: Gemma's terms",
+        f"{HUB}/Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+        "its card names words, hands and crowded scenes as weak",
+    ),
+    "chroma": About("ChromaPipeline", "Chroma", "Apache-2.0", f"{HUB}/lodestones/Chroma1-HD"),
+    "lumina2": About("Lumina2Pipeline", "Lumina-Image 2.0", "Apache-2.0", f"{HUB}/Alpha-VLLM/Lumina-Image-2.0"),
+    "hidream": About(
+        "HiDreamImagePipeline",
+        "HiDream-I1",
+        "MIT; its text encoder: Llama 3.1's terms",
+        f"{GITHUB}/HiDream-ai/HiDream-I1#license",
+        f"accept [Llama 3.1's licence]({GITHUB}/HiDream-ai/HiDream-I1#quick-start), too: it encodes texts",
+    ),
+    "sdxl": About(
+        "StableDiffusionXLPipeline",
+        "Stable Diffusion XL",
+        "CreativeML Open RAIL++-M",
+        f"{GITHUB}/Stability-AI/generative-models/blob/main/model_licenses/LICENSE-SDXL1.0",
+        f"its autoencoder gives [NaN in fp16]({GITHUB}/kohya-ss/sd-scripts/issues/881): diffrl decodes in fp32",
+    ),
+    "sd15": About(
+        "StableDiffusionPipeline",
+        "Stable Diffusion 1.5",
+        "CreativeML Open RAIL-M",
+        f"{HUB}/stable-diffusion-v1-5/stable-diffusion-v1-5",
+    ),
+    "playground": About("StableDiffusion3Pipeline", "The playground's model", "Apache-2.0", ""),
 }
 
 
@@ -44,23 +119,32 @@ def pages() -> dict[str, str]:
 
 def page(name: str, memory: list[dict[str, Any]]) -> str:
     """Licence, sizes, text length, memory by card, recipes, and what to watch."""
-    pipeline, title, licence = FAMILIES[name]
-    family: Any = find_family(pipeline)
-    row = dict(zip(COLUMNS, next(one for one in rows() if pipeline in one[0].split(", ")), strict=True))
+    about = FAMILIES[name]
+    family: Any = find_family(about.pipeline)
+    row = dict(zip(COLUMNS, next(one for one in rows() if about.pipeline in one[0].split(", ")), strict=True))
     words = {"playground": "playground:", "sdxl": "xl-base", "sd15": "v1-5", "sd35": "3.5"}.get(name, "")
     known = [part for part in row["models: steps, guidance"].split("; ") if words in part]
     recipes = sorted((ROOT / "configs" / name).glob("*.yaml"))
     own = "each prompt keeps its own length" if getattr(family, "own_lengths", False) else "shorter ones are padded"
     text = "77 tokens of CLIP" if name in ("sdxl", "sd15") else f"at most {family.text_length} tokens; {own}"
     facts = {
-        "licence": (licence or "that of its hub page") + "; it holds for the LoRA, too",
+        "licence": about.licence
+        + (f" ([source]({about.source}))" if about.source else "")
+        + "; it holds for the LoRA, too",
         "models: steps, guidance": "; ".join(known),
         "guidance": row["guidance"],
         "sizes": row["sizes"],
         "texts": text,
         "not possible": row["restrictions"],
     }
-    lines = [f"# {title}", "", "| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts.items()), ""]
+    lines = [
+        f"# {about.title}",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {key} | {value} |" for key, value in facts.items()),
+        "",
+    ]
     first = min(recipes, key=lambda path: ("16gb" not in path.stem, "nft" not in path.stem, path.stem))
     start = f"{name}/{first.stem}"
     lines += ["```bash", f"diffrl doctor {start} --gpu 16", f"diffrl train {start} run_dir=runs/mine", "```", ""]
@@ -74,6 +158,8 @@ def page(name: str, memory: list[dict[str, Any]]) -> str:
         f"**Watch** (in its recipes): {', '.join(f'`{watch}`' for watch in watched) or 'nothing; add `watch:`'}.",
         "",
     ]
+    if about.pitfall:
+        lines += [f"**What others met**: {about.pitfall}.", ""]
     lines += [f"**Recipes**: {', '.join(f'`{name}/{path.stem}`' for path in recipes)}.", ""]
     tried = "a tiny random pipeline of its classes passes every check of `diffrl models check`; no training to the end"
     tried = "trained with every method" if name == "playground" else tried
