@@ -199,7 +199,7 @@ def verdict(name: str, reward: Mapping[str, Any], conflicts: Sequence[Mapping[st
         return f"{stop}in {reward['without_signal']:.0%} of the groups all images score alike", False
     if reward["reliability"] < LEAST_RELIABILITY:
         return (
-            f"{stop}changes that nobody sees move it by {reward['noise']:.3g}, its groups by {reward['spread']:.3g}",
+            f"{stop}invisible changes move it by {reward['noise']:.3g}, its groups by {reward['spread']:.3g}",
             False,
         )
     best = list(reward["best_of"].values())[-1]

@@ -63,9 +63,7 @@ def add_comparing(add: Callable[..., Any]) -> None:
     usage = "diffrl sweep CONFIG [CONFIG ...] [section.key=value ...] [--seeds N]\n"
     usage += "                    [--vary section.key=A,B ...] [--jobs N] [--slurm KEY=VALUE,...] --out FOLDER"
     command.usage = usage
-    text = (
-        "YAML files or shipped configs, then overrides for all of them; the same command goes on where it was stopped"
-    )
+    text = "YAML files or shipped configs, then overrides for all of them; the same command continues where it stopped"
     command.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     text = "how many seeds, 0 to N - 1 (default 5)"
     command.add_argument("--seeds", type=whole_number(1, 10**4), default=5, metavar="N", help=text)
@@ -173,7 +171,7 @@ def _run(members: list[Member], arguments: argparse.Namespace) -> int:
 
             failed = run_on_slurm(work, jobs, _slurm(arguments.slurm), arguments.out)
     except Interrupted as ended:
-        say(f"diffrl: stopped; the same command goes on  ({ended}; exit code {EXIT_CODE})")
+        say(f"diffrl: stopped; the same command continues  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
     command = shlex.join(["diffrl", *sys.argv[1:]])
     print(conclude(members, {job.name for job in failed}, command, arguments.out))

@@ -254,7 +254,7 @@ def devices() -> Iterator[Finding]:
         yield WARN, "cuda", f"torch is built for CUDA {torch.version.cuda}, but finds no device; runs will use the CPU"
     if torch.backends.mps.is_available():
         free = psutil.virtual_memory().available
-        text = f"Apple GPU, {free / GIB:.1f} GiB free, shared with the CPU; nobody has tried a run on it"
+        text = f"Apple GPU, {free / GIB:.1f} GiB free, shared with the CPU; no run has been tried on it"
         yield WARN, "mps", text
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()

@@ -28,7 +28,7 @@ def add_doctor(add: Any) -> None:
     doctor.usage += "                     [--processes N] [--nodes N] [--fsdp2]]"
     text = "estimate the memory that this config needs, from the model's configs alone, and name what to change"
     doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    text = "memory of each device in GiB (default: what is free here), or a card (4090, a100), whose hours are told"
+    text = "memory of each device in GiB (default: what is free here), or a card (4090, a100), which adds the hours"
     doctor.add_argument("--gpu", metavar="GIB|CARD", help=text)
     doctor.add_argument("--processes", metavar="N", help="one per device, on all nodes (default: WORLD_SIZE, or 1)")
     doctor.add_argument("--nodes", metavar="N", help="machines that the processes are on, alike (default: 1)")

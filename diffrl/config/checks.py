@@ -241,7 +241,7 @@ def check_plugin(plugin: str) -> None:
     if ".py" in plugin or "/" in plugin or Path(plugin.partition(":")[0]).is_dir():
         path, _, name = plugin.rpartition(":")
         if not path.endswith(".py") or not name.isidentifier():
-            raise UserError(f'"{plugin}": write path/to/file.py:Class')
+            raise UserError(f'"{plugin}": write path/to/file.py:Class, or install its package')
         if not Path(path).is_file():
             folder = Path(path).parent
             files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []

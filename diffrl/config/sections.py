@@ -203,8 +203,8 @@ class Checkpoint(Section):
     push: str | None = key(
         None,
         "OWNER/NAME of a model on the hub, made private if it is not there, to which the run is sent after every "
-        "evaluation; or an address (s3://, gs://, ...), after every save. It goes on anywhere with --resume "
-        "hub:OWNER/NAME, or with the address; a push that fails is told, and the run goes on",
+        "evaluation; or an address (s3://, gs://, ...), after every save. It continues anywhere with --resume "
+        "hub:OWNER/NAME, or with the address; a failed push is reported, and the run continues",
     )
 
     def check(self, config: Any) -> None:

@@ -95,4 +95,4 @@ class Output:
         except OSError as error:
             discard(sys.stdout)
             reason = error.strerror or str(error)
-            log.warning("nobody reads the output any more (%s): the run goes on without it", reason)
+            log.warning("the output was closed (%s): the run continues without it", reason)

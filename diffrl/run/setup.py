@@ -125,7 +125,7 @@ def check(config: Config, folder: RunFolder | None, peers: Peers) -> Checked:
 
 
 def preflight(checked: Checked) -> Rewards:
-    """Build the rewards; those of a user's own files are asked once before."""
+    """Build the rewards. Those of a user's own files score two random images first, so that errors surface early."""
     config, device = checked.config, checked.accelerator.device
     if any(".py:" in (entry.plugin or "") for entry in {**config.rewards, **config.watch}.values()):
         from diffrl.run.first_words import ask_rewards
@@ -156,7 +156,7 @@ def load(checked: Checked, rewards: Rewards) -> Loaded:
 
 
 def _load_policy(config: Config, device: torch.device, whole: bool) -> Policy:
-    """The model with its trained LoRA; not `whole`: the network waits in main memory to be sharded."""
+    """Loads the model. Without `whole` the weights stay in main memory until FSDP shards them."""
     from diffrl.config.loras import spec_of
 
     policy = load_policy(

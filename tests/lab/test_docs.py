@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -87,6 +88,24 @@ def test_plain_words() -> None:
         text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", GENERATED.sub("", page.read_text()), flags=re.DOTALL)
         text = " ".join(text.split()).lower()
         found += [f'{page.relative_to(ROOT)}: "{word}": {why}' for word, why in PRIVATE.items() if word in text]
+    assert not found, "\n".join(found)
+
+
+# The same in what commands, help and reports say.
+PRIVATE_TEXTS = (*PRIVATE, "nobody reads", "nobody sees", "are told", "goes on where")
+
+
+def test_plain_words_on_the_console() -> None:
+    found = []
+    for path in (
+        path for folder in ("diffrl", "lab", "rewards", "playground") for path in (ROOT / folder).rglob("*.py")
+    ):
+        tree = ast.parse(path.read_text())
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                text = " ".join(node.value.split()).lower()
+                found += [f"{path}:{node.lineno}: {word}" for word in PRIVATE_TEXTS if word in text]
     assert not found, "\n".join(found)
 
 

@@ -1,25 +1,33 @@
-"""Every command that README, docs and a help text show is read by the real parser, and run on a small world.
+"""What README, docs and a help text show is run on a small world: commands, Python and configs.
 
 A command is changed by the one table below: real models and judges become tiny or shipped ones, sizes become small.
 What is not run has its reason there; it is still parsed, so that an option that is gone is noticed.
+`python tests/lab/test_shown_commands.py` lists all blocks of all pages with how they are run.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import re
 import shlex
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
+from tiny import tiny_sd3
 
+import diffrl
 from diffrl.api import prepare
 from diffrl.cli.main import _parser, main
+from diffrl.config.load import load_config
 from diffrl.prompts import load_prompts
+from diffrl.rewards.secrets import allowed
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -33,6 +41,10 @@ SHELLS = ("", "bash", "sh", "shell", "console")
 # Of every command that trains: seconds in the place of minutes.
 TINY = """epochs=1 rollout.groups=2 rollout.group_size=4 rollout.batch_size=8 optimise.batch_size=4
 optimise.micro_batch=null evaluate.prompts=2 evaluate.per_prompt=2"""
+
+# Of a recipe for Stable Diffusion 3.5: a tiny random model of its class, and rewards that need no weights.
+ON_SD3 = """model=sd3 rollout.resolution=16 optimise.precision=fp32 rewards.ocr=null rewards.jpeg.weight=1 watch=null
+evaluate.features=pixels prompts.train=my_train.txt prompts.test=my_test.txt""".replace("\n", " ")
 
 # What stands for what: the first rows are tried first.
 INSTEAD = (
@@ -69,10 +81,12 @@ INSTEAD = (
     (r"^diffrl rewards check sharpness", "diffrl rewards check sharpness/sharpness_reward.py:Sharpness"),
     (r"--resume runs/my optimise", "--resume runs/b optimise"),
     (r"^(diffrl train (?!.*(--resume|run_dir)).*)", r"\1 run_dir=runs/NEW"),
-    (r"run_dir=runs/mine", "run_dir=runs/NEW"),
     (r"--out (searched|merged)", "--out NEW"),
     (r"--step 300( --snapshot ema)?", "--step 2"),
     (r"path/to/", ""),
+    (r"^(diffrl train (?!.*--resume).*)run_dir=\S+", r"\1run_dir=runs/NEW"),
+    (r"^(diffrl completion \w+) > .*", r"\1"),
+    (r"^(diffrl train (configs/)?sd35/\w+)", rf"\1 {ON_SD3}"),
 )
 
 # What is not run here, and why.
@@ -88,16 +102,24 @@ NOT_RUN = {
     r"tiny-(model|pipeline)|my_family": "tests/unit/test_families_2026.py checks a family of one's own",
     r"csd:|wikiart": "needs weights",
     r"\+\S+\.(safetensors|gguf)": "needs a file of weights: tests/unit/test_single_file.py writes them",
-    r"^diffrl rewards score": "needs a folder of pictures: tests/unit/test_rewards_score.py",
     r"^diffrl rewards fit": "needs people's votes: tests/unit/test_fit.py",
     r"^diffrl d2align learn": "minutes: tests/integration/test_d2align_runs.py",
     r"^diffrl sweep": "processes of its own: tests/unit/test_sweep.py",
+    r"sd35/\w+ lora\.start=": "needs a LoRA of that model: tests/integration/test_lora_start.py",
     r"mine\.py:clipped": "tests/unit/test_advantage_rules.py",
     r"bounded\.most": "tests/integration/test_outside.py",
-    r"diffrl train (configs/)?(?!playground)\w+/\w+": "needs the model: the config is read",
-    r"^diffrl (version|completion)": "tests/unit/test_cli.py",
+    r"diffrl train (configs/)?(?!playground|sd35)\w+/\w+": "needs the model: the config is read",
     r"^diffrl models check": "minutes: tests/integration/test_matrix_families.py",
 }
+
+# The same for Python; TINY overrides what a training names.
+PYTHON_INSTEAD = (
+    (r'(diffrl\.train\("playground/demo",|diffrl\.train\(config,)', r"\1 *TINY,"),
+    (r'"seed=1"', '"seed=1", *TINY'),
+    (r"runs/(red|mine)", "runs/PAGE-\\1"),
+)
+# What a shown piece of a file stands among.
+INSIDE = {"docs/add-a-model.md": "diffrl.policy.z_image"}
 
 
 class Shown(NamedTuple):
@@ -184,6 +206,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         Path("configs").symlink_to(ROOT / "configs")
         Path("examples").symlink_to(ROOT / "examples")
+        Path("assets").symlink_to(ROOT / "assets")
         prompts = [prompt.text for prompt in load_prompts("playground/compositional/train")[:100]]
         for name in ("test.txt", "my_test.txt"):
             Path(name).write_text("\n".join(prompts[:8]))
@@ -196,6 +219,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             mine = "class Mine(Redness):\n    name = 'mine'"
             function = "def redness(images):\n    return images[:, 0].mean((1, 2))"
             Path(name).write_text(f"{reward}\n\n{mine}\n\n{function}\n")
+        tiny_sd3(place / "sd3")
         do("init my.yaml --model playground --rewards playground,clip --train my_train.txt --test my_test.txt")
         do("init --objective mine")
         do("rewards new sharpness")
@@ -226,3 +250,71 @@ def test_a_shown_command_runs(
     code = main(words)
     output = capsys.readouterr()
     assert code == 0 or (code == 1 and words[0] == "doctor"), f"{' '.join(words)}\n{output.err}"  # it may not fit
+
+
+def blocks(*languages: str) -> Iterator[Shown]:
+    """The other blocks of all pages."""
+    for page in PAGES:
+        for language, block in re.findall(
+            r"^```(\w+)[^\n]*\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+        ):
+            if language in languages:
+                yield Shown(page, block)
+
+
+def _ids(shown: list[Shown]) -> list[str]:
+    return [f"{one.where}-{number}" for number, one in enumerate(shown)]
+
+
+PYTHON, YAML, DATA = (list(blocks(*languages)) for languages in (("python",), ("yaml",), ("json", "toml")))
+
+
+@pytest.mark.parametrize("shown", PYTHON, ids=_ids(PYTHON))
+def test_a_shown_program_runs(shown: Shown, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    code = shown.line
+    for pattern, text in PYTHON_INSTEAD:
+        code = re.sub(pattern, text.replace("PAGE", Path(shown.where).stem), code)
+    around = vars(importlib.import_module(INSIDE[shown.where])) if shown.where in INSIDE else {"diffrl": diffrl}
+    exec(compile(code, shown.where, "exec"), {**around, "TINY": TINY.split()})
+
+
+@pytest.mark.parametrize("shown", YAML, ids=_ids(YAML))
+def test_a_shown_config_is_one(shown: Shown, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    mine, found = yaml.safe_load(Path("my.yaml").read_text()), yaml.safe_load(shown.line)
+    if shown.where == "docs/security.md":  # the settings of a machine
+        Path("settings.yaml").write_text(shown.line)
+        monkeypatch.setenv("DIFFRL_SETTINGS", "settings.yaml")
+        assert {kind: allowed(kind) for kind in found} == found
+        return
+    base = {"model": "playground", "prompts": mine["prompts"], "rewards": {"jpeg" if "model" in found else "clip": {}}}
+    if teachers := found.get("opd", {}).get("teachers", {}).values():
+        base["prompts"] = {"train": {name: 1 for one in teachers for name in one["prompts"]}, "test": "ocr/test"}
+    Path("shown.yaml").write_text(yaml.safe_dump({**base, **found}))
+    load_config(Path("shown.yaml"))
+
+
+@pytest.mark.parametrize("shown", DATA, ids=_ids(DATA))
+def test_shown_data_is_read(shown: Shown) -> None:
+    assert json.loads(shown.line) if shown.line.startswith("{") else tomllib.loads(shown.line)
+
+
+def listing() -> Iterator[str]:
+    """A row of Markdown for everything shown: where, what, and how it is run."""
+    yield from ("| where | what | how it is run |", "| --- | --- | --- |")
+    for one in ALL:
+        why = reason(one.line)
+        instead = " ".join(["diffrl", *words_of(one.line)]) if why is None else ""
+        how = f"not run, its options are read: {why}" if why else "as it is" if instead == one.line else f"`{instead}`"
+        yield f"| {one.where} | `{one.line}` | {how} |".replace("||", "\\|\\|")
+    for kind, shown in (("Python", PYTHON), ("config", YAML), ("data", DATA)):
+        for one in shown:
+            how = "executed, small" if kind == "Python" else "read by what reads such a file"
+            yield f"| {one.where} | {kind}: `{one.line.strip().splitlines()[0]}` | {how} |"
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        yield f"| examples/{path.name} | notebook | executed, small: tests/integration/test_notebooks.py |"
+
+
+if __name__ == "__main__":
+    print("\n".join(listing()))

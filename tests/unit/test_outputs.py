@@ -75,7 +75,7 @@ def test_a_lost_reader_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             output.write("lost\n")
             output.flush()
-    assert told == ["nobody reads the output any more (Broken pipe): the run goes on without it"]
+    assert told == ["the output was closed (Broken pipe): the run continues without it"]
 
 
 def test_what_steers_a_terminal_is_spelled_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,5 +26,7 @@ class AWMSection(Ranked):
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     beta: FiniteFloat = key(1e-3, KL, ge=0)
     beta_average: FiniteFloat = key(
-        1.0, "weight of mean (v_theta - v_average)^2, the brake with many updates an epoch; 0: no average is kept", ge=0
+        1.0,
+        "weight of mean (v_theta - v_average)^2, the penalty for many updates an epoch; 0: no average is kept",
+        ge=0,
     )

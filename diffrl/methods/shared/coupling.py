@@ -35,7 +35,7 @@ def measured(
     """
     rollout = step.rollout
     table = torch.zeros(count, rollout.total, objective.rows_per_sample(rollout), device=policy.device)
-    with policy.together():  # processes have unevenly many where rows are selected
+    with policy.together():  # ranks may run different numbers of forwards here
         for part in step.parts:
             if not len(part):
                 continue
