@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-from experiments.figures import model_pages, sentences, tables  # noqa: E402
+from experiments.figures import model_pages, sentences, tables, wrap  # noqa: E402
 
 TEXTS = [*tables.pages(), ROOT / "CONTRIBUTING.md", ROOT / "rewards" / "README.md"]
 
@@ -61,6 +61,12 @@ def test_the_page_on_resuming_lists_what_may_change() -> None:
     listed = set(re.findall(r"`([\w.]+)`", table))
     own = set(FREE_OF_REWARDS)
     assert listed == {*FREE, *own, *(key.rpartition(".")[2] for key in NOT_FREE)}
+
+
+def test_the_prose_is_wrapped_at_80_columns() -> None:
+    old = [str(page) for page in wrap.pages() if wrap.wrapped(page.read_text()) != page.read_text()]
+    assert not old, f"run python -m experiments.figures.wrap: {old}"
+    assert wrap.wrapped("a " * 60 + "`b c`\n\n- d\n  e\n") == f"{'a ' * 39}a\n{'a ' * 20}`b c`\n\n- d e\n"
 
 
 # Words that crept into the texts and say nothing to a new reader.
