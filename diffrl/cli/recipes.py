@@ -69,7 +69,7 @@ def _configs(arguments: argparse.Namespace, rest: list[str]) -> int:
     shown = 0
     for name, values, sentence in recipes():
         line = f"{name:<26} {method_of(values):<16} {sentence}"
-        if all(word in _plain(line) for word in words):
+        if all(word in _plain(f"{line} {values['model']}") for word in words):
             print(line)
             shown += 1
     if not shown:

@@ -59,21 +59,25 @@ def overview(width: int = 80) -> str:
 
 
 def shown(name: str) -> str:
-    """What is known of a family, by a pipeline class or a model of it. UserError where nothing has this name."""
-    found = next((row for row in rows() if name.lower() in (part.lower() for part in _names(row))), None)
-    if found is None:
-        known = [part for row in rows() for part in _names(row)]
-        plain = {part: re.sub(r"\W", "", part.lower()) for part in known}
-        wanted = re.sub(r"\W", "", name.lower())
-        forms = [form for form in (wanted, wanted.replace("sd", "stablediffusion")) if form]
-        inside = [part for part, letters in plain.items() if any(form in letters for form in forms)]
-        if len({row[0] for row in rows() if set(inside) & set(_names(row))}) == 1:  # short for one family: sd35, qwen21
-            return shown(inside[0])
-        if inside:
-            raise UserError(f'no family has a pipeline or a model "{name}" (nearest: "{inside[0]}")')
-        raise UserError(f'no family has a pipeline or a model "{name}"{nearest(name, known)}')
+    """What is known of the families whose pipeline class or model is called so. UserError where none is."""
+    known = rows()
+    wanted, words = _letters(name), [_letters(word) for word in re.split(r"[\W_]+", name) if word]
+    found = [row for row in known if wanted in map(_letters, _names(row))]
+    found = found or [row for row in known if any(wanted and wanted in _letters(one) for one in _names(row))]
+    found = found or [row for row in known if any(all(word in _letters(one) for word in words) for one in _names(row))]
+    if not found or not words:
+        names = [one for row in known for one in _names(row)]
+        raise UserError(f'no family has a pipeline or a model "{name}"{nearest(name, names)}')
     width = max(map(len, COLUMNS)) + 2
-    return "\n".join(f"{column:<{width}}{cell}" for column, cell in zip(COLUMNS, found, strict=True) if cell)
+    return "\n\n".join(
+        "\n".join(f"{column:<{width}}{cell}" for column, cell in zip(COLUMNS, row, strict=True) if cell)
+        for row in found
+    )
+
+
+def _letters(name: str) -> str:
+    """sd3.5, SD 3.5 and stable-diffusion-3.5, sd15 and stable-diffusion-v1-5 are written alike."""
+    return re.sub(r"[\W_]", "", name.lower()).replace("stablediffusion", "sd").replace("sdv", "sd")
 
 
 def _names(row: list[str]) -> list[str]:

@@ -99,7 +99,9 @@ def test_the_first_help_has_twelve_commands_at_most_and_lab_the_others(capsys):
     assert main(["lab", "version"]) == 0 and capsys.readouterr().out.startswith("diffrl ")
 
 
-@pytest.mark.parametrize("name", ["sd35", "sd3.5", "SD3", "StableDiffusion3", "qwenimage21"])
+@pytest.mark.parametrize(
+    "name", ["sd35", "sd3.5", "SD3", "StableDiffusion3", "qwenimage21", "qwen", "flux dev", "SDXL base"]
+)
 def test_models_and_configs_are_found_by_what_people_type(name, capsys):
     assert main(["models", "show", name]) == 0
     assert "multiples of" in capsys.readouterr().out
