@@ -82,6 +82,7 @@ def _prompts(run: Any) -> str:
 def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
         raise UserError(f'--push: "{arguments.push}": write OWNER/NAME')
+    loading()
     from diffrl.hub import hub_failure
     from diffrl.lora_files import find_lora
     from diffrl.resources import file_of_run
