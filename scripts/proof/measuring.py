@@ -111,7 +111,7 @@ def measure(
             found |= references(run, recorder, rates, lambda more: tell(found | more))
     finally:
         run.close()
-        del run, recorder
+        run = recorder = None  # type: ignore[assignment]  # whatever was reached
         clean()
     return found
 
