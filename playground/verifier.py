@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
+from .beside import ask
 from .faces import Face, find_face
 from .grammar import BACKGROUNDS, COLORS, HAIRS, SHAPED, SHAPES, SKINS, STYLES, TONES, TWO_THINGS, Caption, facts, parse
 from .letters import Word, read
@@ -160,6 +161,11 @@ def verify(images: Any, prompts: Sequence[str]) -> list[Verdict]:
     pixels = to_pixels(images)
     if len(pixels) != len(prompts):
         raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
+    return ask(pixels, prompts) or judged(pixels, prompts)
+
+
+def judged(pixels: np.ndarray, prompts: Sequence[str]) -> list[Verdict]:
+    """`verify` of uint8 (B, H, W, 3) in this process."""
     return [judge(glance(image), parse(prompt)) for image, prompt in zip(pixels, prompts, strict=True)]
 
 
