@@ -8,6 +8,10 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from safetensors.torch import load_file
+from tiny import SPEC, scramble
+
+from diffrl.policy import load_policy
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 TINY = "epochs = 1\ngroups, group_size, steps = 4, 2, 2\nheld_out = 2"
@@ -17,7 +21,16 @@ model = "{model}"
 train_prompts, test_prompts = "ocr/train", "ocr/test"
 reward, card, precision, resolution = "jpeg", 16, "fp32", 16
 more = ["rewards.jpeg.weight=1", "watch.aesthetic=null", "watch.pickscore=null", "evaluate.features=pixels"]
+start = "{start}"
 """
+
+
+def somebodys(model: Path, folder: Path) -> Path:
+    """A LoRA to start from."""
+    policy = load_policy(str(model), lora=SPEC)
+    scramble(policy, std=0.1)
+    policy.save_lora(folder / "style")
+    return folder / "style"
 
 
 @pytest.mark.long
@@ -28,7 +41,9 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ti
     notebook = nbformat.read(path, as_version=4)
     parameters = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     assert len(parameters) == 1 and "epochs" in parameters[0].source
-    parameters[0].source = TINY + (SMALL.format(model=tiny_model) if path.stem == "one_card" else "")
+    parameters[0].source = TINY + (
+        SMALL.format(model=tiny_model, start=somebodys(tiny_model, tmp_path)) if path.stem == "one_card" else ""
+    )
     notebook.metadata.kernelspec.name = "python3"
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
     client.km = client.create_kernel_manager()
@@ -36,3 +51,6 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ti
     client.execute()
     pictures = [o for cell in notebook.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
     assert pictures and list(tmp_path.glob("runs/*/lora/*.safetensors"))
+    if path.stem == "one_card":
+        keys = load_file(tmp_path / "one_card.safetensors").keys()
+        assert keys and all(key.startswith(("diffusion_model.", "lora_unet", "transformer.")) for key in keys)
