@@ -18,10 +18,10 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.memory.fit import ENCODING, GIB, Fit
 from diffrl.methods.d2align.stage1 import prepare_direction
+from diffrl.records.progress import PARTS
 from diffrl.run.train import Run
 
 Tell = Callable[[dict[str, Any]], None]  # takes what a part has found so far
-LOGGED = ("rollout", "reward", "optimise")  # what metrics.jsonl says of an epoch's seconds
 TEXT = "train prompt 0"
 SPEEDS = ("images_per_second_rollout", "rows_per_second_optimise")
 
@@ -128,7 +128,7 @@ def _figures(config: Config, lines: list[dict[str, float]]) -> dict[str, Any]:
         "images_per_gpu_second": round(config.rollout.images / best["seconds"], 4),
         "images": config.rollout.images,
         "epoch": {"seconds": round(best["seconds"], 3), **phases, **logged},
-        "accounted": round(sum(best[f"seconds/{name}"] for name in LOGGED) / best["seconds"], 4),
+        "accounted": round(sum(best.get(f"seconds/{name}", 0.0) for name in PARTS) / best["seconds"], 4),
         "spread": round(max(apart.values()), 3),
         "loss": lines[-1]["loss"],
         "rows": config.optimise.micro_batch,

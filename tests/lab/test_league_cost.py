@@ -24,6 +24,7 @@ def test_a_forward_counts_its_rows_with_gradient_three_times_and_guidance_twice(
         return SimpleNamespace(v=x * weight)
 
     policy: Any = SimpleNamespace(predict=predict, decode=lambda x: x, backbone=SimpleNamespace(classifier_free=True))
+    policy.device = torch.device("cpu")
     clock, x = Clock(), torch.zeros(5, 1)
     clock.watch(policy)
     with torch.no_grad():
