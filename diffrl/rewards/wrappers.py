@@ -26,7 +26,7 @@ from diffrl.rewards.answers import checked
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.offloading import Wrapper
 from diffrl.rewards.protocol import Metadata, Reward
-from diffrl.rewards.registry import is_module, load_class
+from diffrl.rewards.registry import is_module, load_class, split_name
 from diffrl.version import __version__
 
 ASIDE = ("device", "batch_size")  # arguments that do not change a score
@@ -132,6 +132,8 @@ def _identity(
             code = digests.code_digest(files)
     used = {key: value for key, value in sorted(arguments.items()) if key not in ASIDE}
     chosen = {key: [plain(value), stamp(here(value), of_file)] for key, value in used.items()}
+    if inside := stamp(here(split_name(plugin)[1]), of_file):  # a file's reward that this one is around
+        chosen["inside"] = [None, inside]
     behind = [getattr(reward, "identity", ""), getattr(reward, "commits", None) or {}]  # a server's own; the hub's
     text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest(), imported
@@ -139,6 +141,7 @@ def _identity(
 
 def _source(plugin: str, reward_class: type) -> Path | None:
     """The file where a reward stands, also one that only names what another file defines."""
+    plugin = split_name(plugin)[0]  # d2 of d2:FILE.py:Class
     if is_path(plugin):
         return Path(plugin.rpartition(":")[0]).expanduser()
     written = getattr(reward_class, "written", reward_class)

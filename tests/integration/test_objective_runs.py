@@ -17,6 +17,7 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.records import checkpoint
 from diffrl.run import hooks
+from diffrl.run.resuming import restore
 from diffrl.run.train import Run
 
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "steps": 4, "same_noise": True}}
@@ -62,7 +63,7 @@ def go_on(run: Run, tensors: dict[str, Any], state: dict[str, Any]) -> None:
     for snapshot in run.snapshots:
         run.policy.load_state(snapshot, tensors[snapshot])
     run.loop.load_state_dict(state["loop"])
-    hooks.restore(run.hooks, tensors, state["hooks"])
+    restore(run.hooks, tensors, state["hooks"])
     run.objective.load_tensors(tensors.get("objective", {}))
     checkpoint.optimiser_from_tensors(run.optimiser, tensors["optimiser"], state["optimiser"])
 
@@ -168,7 +169,7 @@ def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..
     line = run.loop.run_epoch(0)
     assert [line[f"rollout/level/{i}"] for i in range(4)] == list(found)
     again = make("calibrated again", **dense)
-    hooks.restore(again.hooks, *hooks.states(run.hooks))
+    restore(again.hooks, *hooks.states(run.hooks))
     assert again.rollouts.spec.noise_levels == found
 
 
