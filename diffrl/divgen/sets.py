@@ -53,7 +53,7 @@ def _ends(paths: Sequence[Path]) -> list[str]:
     hub = re.compile(r"hub:|[@:].*")
     parts = [PurePath(hub.sub("", str(path))).parts if is_hub(path) else path.resolve().parts for path in paths]
     most, names = max(map(len, parts), default=0), list[str]()
-    while len(parts) > 1 and len({one[-1:] for one in parts}) == 1 and min(map(len, parts)) > 1:
+    while len(set(parts)) > 1 and len({one[-1:] for one in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [one[:-1] for one in parts]
     for one in parts:
         same = (n for n in range(1, most + 1) if sum(other[-n:] == one[-n:] for other in parts) == 1)

@@ -34,7 +34,7 @@ def register(name: str, thing: Any) -> str:
     built = not inspect.isclass(thing) and not missing_of_class(type(thing)) and not missing_of_instance(thing)
     adapted = thing if built else adapt(thing, name)
     place = None if built else _place(thing)
-    _known[place or name] = adapted
+    _known[name] = _known[place or name] = adapted
     return place or PREFIX + name
 
 

@@ -34,7 +34,7 @@ def test_each_verdict_has_its_cause() -> None:
     rewards = result["rewards"]
     assert [rewards[name]["train"] for name in names[:4]] == [True, False, False, False]
     assert "it goes against against (-1.00)" in rewards["good"]["verdict"]
-    assert "96% of the groups" in rewards["silent"]["verdict"] and "nobody sees" in rewards["noisy"]["verdict"]
+    assert "96% of the groups" in rewards["silent"]["verdict"] and "invisible changes" in rewards["noisy"]["verdict"]
     assert "applies to none" in rewards["absent"]["verdict"]
     expected = rewards["good"]["expected_gain"]
     assert expected["low"] < expected["value"] < expected["high"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,16 @@ from diffrl.sharing.measure import paired, strength
 PROMPTS = {"train": ["red a", "red b"], "test": ["red c", "red d", "blue e"]}
 
 
-def redness(images):
-    return images[:, 0].mean((1, 2))
+def _local() -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that no other program can import."""
+
+    def redness(images):
+        return images[:, 0].mean((1, 2))
+
+    return redness
+
+
+redness = _local()
 
 
 @pytest.fixture(scope="module")
