@@ -53,7 +53,9 @@ def test_a_method_learns_and_waits_no_more_than_the_table_says(config_file: Any,
     with pretend_cuda.waits() as seen:
         rollout, scores, features = run.loop.source(2)
     assert not [key for key in seen if key[2] not in BATCH]
-    assert all(count <= 4 for count in seen.values())  # two batches, two rewards: not 3 or 4 sampling steps more
+    # Two batches, two rewards: not 3 or 4 sampling steps more. Scouts are decoded, too, three times as many images.
+    most = {key: 16 if method == "scouted" and key[2] == "run/clock.py:now" else 4 for key in seen}
+    assert all(count <= most[key] for key, count in seen.items()), seen
     scores = scores if scores.ndim == 3 else scores[:, None]
     advantages = run.objective.shaped(run.loop._composed(rollout, scores.cpu(), features.cpu())[0])
     with pretend_cuda.waits() as seen:
