@@ -8,7 +8,6 @@ their content, so that one that is asked for again is where it was seen.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import pickle
@@ -33,38 +32,28 @@ def spare() -> int:
 
 
 class Beside:
-    """`number` processes that judge; they end with this one, as their input does."""
+    """`number` processes that judge; they end with this one, as their input does. One asks them at a time."""
 
     def __init__(self, number: int) -> None:
-        command = [
-            sys.executable,
-            "-c",
-            "from diffrl_playground import beside, verifier; beside.serve(verifier.judged)",
-        ]
+        code = "from diffrl_playground import beside, verifier; beside.serve(verifier.judged)"
         quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        start = functools.partial(
-            subprocess.Popen[bytes], command, stdin=-1, stdout=-1, env=quiet, start_new_session=True
-        )
-        self.processes = [start() for _ in range(number)]
+        self.processes = [
+            subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, env=quiet, start_new_session=True)
+            for _ in range(number)
+        ]
         self.pipes = [(cast(BinaryIO, one.stdin), cast(BinaryIO, one.stdout)) for one in self.processes]
-        self.lock, self.owner = threading.Lock(), os.getpid()
 
-    def verify(self, pixels: np.ndarray, prompts: Sequence[str]) -> list[Any] | None:
-        """The verdicts on uint8 (B, H, W, 3), as `verifier.verify` gives them; None where a process is gone."""
+    def verify(self, pixels: np.ndarray, prompts: Sequence[str]) -> list[Any] | Exception:
+        """The verdicts on uint8 (B, H, W, 3), or why there is none. Raises one of `GONE` where a process is gone."""
         owner = [sum(image[::8, ::8].tobytes()) % len(self.processes) for image in pixels]
         shares = [[i for i, who in enumerate(owner) if who == number] for number in range(len(self.processes))]
+        for (requests, _), mine in zip(self.pipes, shares, strict=True):
+            _send(requests, (pixels[mine], [prompts[i] for i in mine]))
         found: dict[int, Any] = {}
-        with self.lock:
-            try:
-                for (requests, _), mine in zip(self.pipes, shares, strict=True):
-                    _send(requests, (pixels[mine], [prompts[i] for i in mine]))
-                answers = [pickle.load(answer) for _, answer in self.pipes]
-            except (OSError, EOFError, pickle.UnpicklingError):
-                self.close()
-                return None
+        answers = [pickle.load(answer) for _, answer in self.pipes]
         for mine, answer in zip(shares, answers, strict=True):
             if isinstance(answer, Exception):
-                raise answer
+                return answer
             found |= zip(mine, answer, strict=True)
         return [found[i] for i in range(len(pixels))]
 
@@ -96,24 +85,39 @@ def _send(pipe: BinaryIO, value: object) -> None:
     pipe.flush()
 
 
+GONE = (OSError, EOFError, pickle.UnpicklingError)
 _others: Beside | None = None
 _off = False
+_asking = threading.Lock()
 
 
-def others() -> Beside | None:
-    """The processes beside this one, started when they are first asked for; None where there are no cores for them."""
-    global _others
-    if (_others is None or _others.owner != os.getpid()) and not _off:  # a forked process has its own
-        _others = Beside(spare()) if spare() else None
-    return _others
+def _forget() -> None:
+    """A forked process has others of its own."""
+    global _others, _asking
+    _others, _asking = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def ask(pixels: np.ndarray, prompts: Sequence[str]) -> list[Any] | None:
-    """Verdicts by the processes beside this one; None: judge here."""
+    """Verdicts by the processes beside this one, started when they are first asked; None: judge here."""
     global _others, _off
-    beside = others() if len(pixels) >= FEWEST else None
-    verdicts = beside.verify(pixels, prompts) if beside is not None else None
-    if beside is not None and verdicts is None and not _off:
-        _others, _off = None, True
-        log.warning("a process of the verifier is gone: images are judged in this one, which takes longer")
+    if len(pixels) < FEWEST or not spare():
+        return None
+    with _asking:
+        if _off:
+            return None
+        beside, _others = _others or Beside(spare()), None  # interrupted, it has answers left: it is not asked again
+        try:
+            verdicts = beside.verify(pixels, prompts)
+        except GONE:
+            beside.close()
+            _off = True
+            log.warning("a process of the verifier is gone: images are judged in this one, which takes longer")
+            return None
+        _others = beside
+    if isinstance(verdicts, Exception):
+        raise verdicts
     return verdicts
