@@ -125,23 +125,28 @@ def _identity(
 
         code = of_object(local.find(plugin), whole)
     else:
-        reward_class = load_class(plugin)
-        source, code = _source(plugin, reward_class), ""
-        if source is not None:
-            files, imported = digests.code_files(source, reward_class.__module__.partition(".")[0])
-            code = digests.code_digest(files)
+        code, imported = _code(plugin)
     used = {key: value for key, value in sorted(arguments.items()) if key not in ASIDE}
     chosen = {key: [plain(value), stamp(here(value), of_file)] for key, value in used.items()}
-    if inside := stamp(here(split_name(plugin)[1]), of_file):  # a file's reward that this one is around
-        chosen["inside"] = [None, inside]
     behind = [getattr(reward, "identity", ""), getattr(reward, "commits", None) or {}]  # a server's own; the hub's
     text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest(), imported
 
 
+def _code(plugin: str) -> tuple[str, set[str]]:
+    """The digest of the files that make a reward, with those of FILE.py:Class of d2:FILE.py:Class; the packages."""
+    plugin, inner = split_name(plugin)
+    reward_class = load_class(plugin)
+    source = _source(plugin, reward_class)
+    if source is None:
+        return "", set()
+    files, imported = digests.code_files(source, reward_class.__module__.partition(".")[0])
+    inside, more = _code(inner) if inner is not None and is_path(inner) else ("", set())
+    return digests.code_digest(files) + inside, imported | more
+
+
 def _source(plugin: str, reward_class: type) -> Path | None:
     """The file where a reward stands, also one that only names what another file defines."""
-    plugin = split_name(plugin)[0]  # d2 of d2:FILE.py:Class
     if is_path(plugin):
         return Path(plugin.rpartition(":")[0]).expanduser()
     written = getattr(reward_class, "written", reward_class)
