@@ -1,0 +1,36 @@
+"""Every speed option against the plain path: the same first gradient (tests/speed_options.py is the table)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from speed_options import ELSEWHERE, METHODS, OPTIONS, assert_same, first_gradient, traced
+
+from diffrl.config import load_config
+from diffrl.config.engine import Engine
+
+
+def test_the_table_is_whole() -> None:
+    known = {name.removeprefix("engine.") for name in (*OPTIONS, *ELSEWHERE) if name.startswith("engine.")}
+    assert known == set(Engine.model_fields)
+    for place in ELSEWHERE.values():
+        file, test = place.split("::")
+        assert f"def {test}(" in (Path(__file__).parents[1] / file).read_text()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_option_leaves_the_gradient(config_file: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr("diffrl.run.device.compile_blocks", traced)
+    path = config_file(method, **METHODS[method])
+
+    def gradient(name: str, *words: str) -> torch.Tensor:
+        return first_gradient(load_config(path, [*words, f"run_dir={path.parent / name}"]))
+
+    plain = gradient("plain")
+    assert_same(gradient("again"), plain, 0.0)
+    for name, (words, tolerance) in OPTIONS.items():
+        assert_same(gradient(name, *words), plain, tolerance)
+    torch.compiler.reset()
