@@ -5,14 +5,17 @@ python -m experiments.benchmarks.floor --out assets/results/floor.json
 One SD3 transformer of 6 layers of width 192 with random weights, 16 image and 78 text tokens, LoRA of rank 32, fp32.
 `sampling` is a forward without gradient; `nft` a forward of the trained LoRA, one of the lagging snapshot without
 gradient, and the backward pass; `grpo` the same without the snapshot, `crd` with the guided reference of its anchor
-beside it: the network without a LoRA, on twice the rows. Both sides take turns, so that a machine that slows down slows
-both; a figure is the median over the pairs of diffrl's time over the bare loop's, with one thread and with two, after a
-reward was called, as in a training: what it leaves in the process must not slow the network down.
-`without` is the same network without a LoRA (its backward pass goes through to the input), over
-the bare loop: nothing that a framework does with the LoRA can be faster than that. `gradients` is the largest relative
-difference (by norm) of a matrix's gradient, without the snapshot: the loss of `nft` is a small difference of two
-outputs, whose gradient enlarges the rounding of both. `memory`: MiB that a forward with gradient keeps for its backward
-pass, weights that are made for it among them, but not the network's own.
+beside it: the network without a LoRA, on twice the rows. Both sides take turns, so that a machine that slows down
+slows both; a figure is the median over the pairs of diffrl's time over the bare loop's, with one thread and with two,
+after a reward was called, as in a training: what it leaves in the process must not slow the network down. `without` is
+the same network without a LoRA (its backward pass goes through to the input), over the bare loop: nothing that a
+framework does with the LoRA can be faster than that. `compiled` is the bare loop whose blocks torch.compile made,
+after it has seen every case once; `roofline` the bare loop's floating-point operations over the rate of the best
+product of the same threads, or the weights read once in each pass over the rate of their copies, whichever is longer.
+`profile`: the operators that take most of `nft` on the most rows, by their own seconds. `gradients` is the largest
+relative difference (by norm) of a matrix's gradient, without the snapshot: the loss of `nft` is a small difference of
+two outputs, whose gradient enlarges the rounding of both. `memory`: MiB that a forward with gradient keeps for its
+backward pass, weights that are made for it among them, but not the network's own.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from typing import Any
 import torch
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from diffrl.policy.engine import compile_blocks
 from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.policy.pipelines import JOINT_ATTENTION
 from diffrl.prompts import Prompt
@@ -41,10 +46,11 @@ SIZES = {"sample_size": 8, "patch_size": 2, "in_channels": 8, "out_channels": 8,
 SIZES |= {"attention_head_dim": 32, "num_attention_heads": 6, "caption_projection_dim": 192}
 SIZES |= {"joint_attention_dim": 128, "pooled_projection_dim": 128, "pos_embed_max_size": 8}
 TOKENS = 78
+PASSES = {"sampling": 1, "nft": 3, "grpo": 2, "crd": 4}  # through the weights, the backward pass as one
 
 
-def build(bare: bool) -> Adapters:
-    """The network with the trained LoRA and a snapshot that lags; `bare`: with peft's own layers."""
+def build(bare: bool, compiled: bool = False) -> Adapters:
+    """The network with the trained LoRA and a snapshot that lags; `bare`: with peft's own layers, `compiled` or not."""
     torch.manual_seed(0)
     network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]
     adapters = Adapters(network, LoraSpec(), JOINT_ATTENTION, dead=["transformer_blocks.5.attn.add_q_proj"])
@@ -59,6 +65,8 @@ def build(bare: bool) -> Adapters:
     if bare:
         for layer in adapters.layers.values():
             vars(layer).pop("forward")
+    if compiled:
+        compile_blocks(network)
     return adapters
 
 
@@ -145,6 +153,36 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - mark
 
 
+def rates() -> tuple[float, float]:
+    """Floating-point operations a second of the best product of three, and bytes a second of a copy's reads."""
+    products = []
+    for size in (512, 1024, 2048):
+        left, right = torch.randn(size, size), torch.randn(size, size)
+        products.append(2 * size**3 / min(seconds(lambda a=left, b=right: a @ b) for _ in range(5)))  # type: ignore[misc]
+    block = torch.empty(2**26)
+    target = torch.empty_like(block)
+    return max(products), 4 * block.numel() / min(seconds(lambda: target.copy_(block)) for _ in range(5))
+
+
+def operations(work: Callable[[], Any]) -> float:
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+def profile(work: Callable[[], Any], repeats: int = 5) -> dict[str, dict[str, float]]:
+    """Of the ten operators that take most: milliseconds and calls of one run of `work`, without their callees'."""
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as taken:
+        for _ in range(repeats):
+            work()
+    events = sorted(taken.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    return {
+        event.key: {"ms": round(event.self_cpu_time_total / 1e3 / repeats, 2), "calls": event.count / repeats}
+        for event in events[:10]
+    }
+
+
 def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int) -> dict[str, Any]:
     given = inputs(rows)
     floors: dict[str, Callable[[], Any]] = {
@@ -159,18 +197,23 @@ def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int) -> 
         "grpo": lambda side: optimise(side, given),
         "crd": lambda side: optimise(side, given, old=True, reference=True),
     }
-    gradients = zip(*(optimise(side, given) for side in sides.values()), strict=True)
+    gradients = zip(*(optimise(sides[name], given) for name in ("bare", "diffrl")), strict=True)
     result: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in gradients)}
-    result["memory"] = {name: round(saved_mib(adapters, given), 1) for name, adapters in sides.items()}
+    result["memory"] = {name: round(saved_mib(sides[name], given), 1) for name in ("bare", "diffrl")}
     result["memory"]["ratio"] = round(result["memory"]["diffrl"] / result["memory"]["bare"], 3)
+    product, copy = rates()
+    weights = sum(part.numel() * part.element_size() for part in plain.parameters())
     for name, phase in phases.items():
+        phase(sides["compiled"])  # its blocks are made now
         taken: dict[str, list[float]] = {side: [] for side in (*sides, "without")}
         for _ in range(repeats):
             for side, adapters in sides.items():
                 taken[side].append(seconds(lambda p=phase, a=adapters: p(a)))  # type: ignore[misc]
             taken["without"].append(seconds(floors[name]))
         result[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
-        for key, side in (("ratio", "diffrl"), ("ratio without", "without")):
+        lowest = max(operations(lambda p=phase: p(sides["bare"])) / product, PASSES[name] * weights / copy)  # type: ignore[misc]
+        result[name] |= {"roofline": round(lowest, 4), "ratio roofline": round(lowest / result[name]["bare"], 3)}
+        for key, side in (("ratio", "diffrl"), ("ratio without", "without"), ("ratio compiled", "compiled")):
             pairs = zip(taken["bare"], taken[side], strict=True)
             result[name][key] = round(statistics.median(ours / bare for bare, ours in pairs), 3)
     return result
@@ -178,21 +221,29 @@ def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int) -> 
 
 def table(result: dict[str, Any]) -> str:
     """The time of the package's LoRA path against plain diffusers and peft."""
-    head = ["threads", "rows of a micro-batch", "phase", "diffrl", "the network without a LoRA", "bare loop, seconds"]
+    head = ["threads, rows", "phase", "diffrl", "compiled", "without a LoRA", "roofline", "bare loop, seconds"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     cases = [(threads, *case) for threads, by_rows in result["threads"].items() for case in by_rows.items()]
     for threads, rows, phases in cases:
         for name in ("sampling", "nft", "grpo", "crd"):
             phase = phases[name]
-            ratios = f"{phase['ratio']:.2f} | {phase['ratio without']:.2f} | {phase['bare']:.3f}"
-            lines.append(f"| {threads} | {rows} | {name} | {ratios} |")
+            ratios = [f"{phase[key]:.2f}" for key in ("ratio", "ratio compiled", "ratio without", "ratio roofline")]
+            lines.append(f"| {threads}, {rows} | {name} | {' | '.join(ratios)} | {phase['bare']:.3f} |")
     worst = max(phases["gradients"] for _, _, phases in cases)
     ratios_of = {rows: phases["memory"]["ratio"] for _, rows, phases in cases}
     memory = ", ".join(f"{ratio:.2f} ({rows} rows)" for rows, ratio in ratios_of.items())
     text = f"`{result['command']}`, {result['device']}, torch {result['torch']}; "
     text += f"gradients differ by at most {worst:.0e} of "
     text += f"their norm. For the backward pass a forward keeps {memory} of what the bare loop's does, with the merged "
-    return "\n".join(lines) + f"\n\n{text}weights.\n"
+    threads, rows, phases = cases[-1]
+    bare, ours = (phases["profile"][side] for side in ("bare", "diffrl"))
+    parts = [
+        f"{name.removeprefix('aten::')} {bare[name]['ms']:.0f} -> {ours[name]['ms']:.0f}"
+        for name in bare
+        if name in ours
+    ]
+    text += f"weights. Milliseconds of the operators of `nft` with {threads} threads and {rows} rows, bare -> diffrl: "
+    return "\n".join(lines) + f"\n\n{text}{', '.join(parts)}.\n"
 
 
 def main() -> None:
@@ -204,7 +255,7 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {"command": command(), "device": f"{platform.machine()} CPU"}
     result |= {"repeats": args.repeats, "load": os.getloadavg()[0], "torch": torch.__version__, "threads": {}}
-    sides = {"bare": build(True), "diffrl": build(False)}
+    sides = {"bare": build(True), "diffrl": build(False), "compiled": build(True, compiled=True)}
     network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]
     plain = network.requires_grad_(False)
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -214,6 +265,9 @@ def main() -> None:
         by_rows = result["threads"][str(threads)] = {}
         for rows in args.rows:
             by_rows[str(rows)] = measure(sides, plain, rows, args.repeats)
+            if rows == max(args.rows):
+                work = {name: lambda s=sides[name]: optimise(s, inputs(rows), old=True) for name in ("bare", "diffrl")}  # type: ignore[misc]  # noqa: B023
+                by_rows[str(rows)]["profile"] = {name: profile(one) for name, one in work.items()}
             args.out.write_text(json.dumps(result, indent=1) + "\n")
             print(threads, rows, json.dumps(by_rows[str(rows)]), flush=True)
 
