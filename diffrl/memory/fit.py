@@ -34,8 +34,8 @@ from diffrl.run.build import build_objective
 GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
-# What should stay free beside that. On an H200 (27 November 2026) the peak was 1.08 times the count (sd35/nft, 42 GiB)
-# and 1.16 times (sd35/gardo_ocr at 512 px, 60 GiB); nobody has found out why.
+# What should stay free beside that. On an H200 nine peaks were 1.01 to 1.08 times the count before the gaps
+# (assets/results/gpu, "peak_to_counted"), so the gaps held them; what the allocator reserves besides was not measured.
 MARGIN = 1.06
 EPOCH = "the epoch's latents, steps and texts"
 ENCODING, SCORING, APART = "encoding", "scoring, offloaded rewards beside sampling", "scoring, a reward apart"
