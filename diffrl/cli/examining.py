@@ -21,12 +21,14 @@ def add_doctor(add: Any) -> None:
         "diffrl doctor",
         "diffrl doctor configs/sd35/nft_ocr.yaml rollout.resolution=1024",
         "diffrl doctor configs/sd35/nft_ocr.yaml --gpu 4090 --processes 8",
+        "diffrl doctor configs/playground/nft.yaml configs/playground/grpo.yaml --gpu 24",
         "diffrl doctor configs/flux/nft_pickscore.yaml --gpu h100 --processes 16 --nodes 2 --fsdp2",
         words_anywhere=True,
     )
-    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...] [--gpu GIB|CARD]\n"
+    doctor.usage = "diffrl doctor [CONFIG [CONFIG ...] [section.key=value ...] [--gpu GIB|CARD]\n"
     doctor.usage += "                     [--processes N] [--nodes N] [--fsdp2]]"
-    text = "estimate the memory that this config needs, from the model's configs alone, and name what to change"
+    text = "estimate the memory that this config needs, from the model's configs alone, and name what to change; "
+    text += "so for each where several are given, with the same overrides"
     doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     text = "memory of each device in GiB (default: what is free here), or a card (4090, a100), which adds the hours"
     doctor.add_argument("--gpu", metavar="GIB|CARD", help=text)
@@ -51,8 +53,19 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
         from diffrl.cli.doctor import check_fit
         from diffrl.config import load_config
 
-        config = load_config(words[0], words[1:], world)
-        return 0 if check_fit(config, gpu, world, nodes or 1, arguments.fsdp2) else 1
+        names = [words[0], *(word for word in words[1:] if _is_config(word))]
+        overrides, good = [word for word in words[1:] if not _is_config(word)], True
+        for name in names:  # in one process: what takes long to import is imported once
+            if len(names) > 1:
+                print(f"{name}:", flush=True)
+            config = load_config(name, overrides, world)
+            good = check_fit(config, gpu, world, nodes or 1, arguments.fsdp2) and good
+        return 0 if good else 1
+
+
+def _is_config(word: str) -> bool:
+    """Is it one more config, and no override?"""
+    return "=" not in word and ("/" in word or word.endswith(".yaml"))
 
 
 def _whole(text: str | None, name: str) -> int | None:

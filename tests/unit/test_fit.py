@@ -228,6 +228,19 @@ def test_encoders_that_are_smaller_than_what_makes_room_need_nothing_more(config
     assert "0.00 GiB  encoding, at its peak" in capsys.readouterr().out
 
 
+def test_doctor_of_several_configs_says_what_it_says_of_each(config_file, capsys) -> None:
+    paths = [str(config_file("one")), str(config_file("two", rollout={"batch_size": 2}))]
+    alone = []
+    for path in paths:
+        assert main(["doctor", path, "lora.rank=2", "--gpu", "24"]) == 0
+        alone.append(f"{path}:\n{capsys.readouterr().out}")
+    assert main(["doctor", *paths, "lora.rank=2", "--gpu", "24"]) == 0
+    assert capsys.readouterr().out == "".join(alone)
+    assert alone[0].split("\n", 1)[1] != alone[1].split("\n", 1)[1]
+    assert main(["doctor", *paths, "--gpu", "0.1"]) == 1  # none fits, and both are looked at
+    assert capsys.readouterr().out.count("it does not fit") == 2
+
+
 def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     from diffrl.cli import doctor
 
