@@ -59,6 +59,19 @@ def test_a_tiny_proof_measures_and_is_not_repeated(proof: Path, capsys: pytest.C
     assert "train/sd35/marble-5" in shown
 
 
+@pytest.mark.long
+def test_compiled_blocks_in_a_tiny_proof(tmp_path: Path) -> None:
+    path, name = tmp_path / "proof.json", "recipe/sd35/nft_ocr+compiled"
+    assert gpu_proof.prove(["--out", str(path), "--tiny", "--only", name]) == 0
+    part = json.loads(path.read_text())["parts"][name]
+    assert part["status"] == "done" and part["beside"] == "recipe/sd35/nft_ocr"
+    assert "engine.compile=true" in part["overrides"]
+    assert part["of_the_epoch"].keys() == {"calls", "peft_compiled"}, "the counter sees no compiled operations"
+    assert 0 < part["mfu_rollout"] < 1 and 0 < part["mfu_optimise"] < 1
+    assert part["relative"].keys() >= {"images_per_second_rollout", "rows_per_second_optimise"}
+    assert all(factor > 0 for factor in part["relative"].values())
+
+
 def test_a_recipe_keeps_its_shapes() -> None:
     gardo = recipes.sections(GARDO, tiny=False)
     rollout, optimise = gardo["rollout"], gardo["optimise"]
