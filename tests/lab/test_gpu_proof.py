@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ sys.path[:0] = [str(ROOT / "scripts" / folder) for folder in ("", "proof", "benc
 
 import checks  # noqa: E402
 import gpu_proof  # noqa: E402
+import learning  # noqa: E402
 import recipes  # noqa: E402
 import training  # noqa: E402
 from estimates import Estimates  # noqa: E402
@@ -57,6 +59,23 @@ def test_a_tiny_proof_measures_and_is_not_repeated(proof: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "..." not in shown.replace("marble-5", "")  # nothing ran
     assert "train/sd35/marble-5" in shown
+
+
+@pytest.mark.long
+def test_the_playground_learns_and_the_suite_runs_in_a_tiny_proof(tmp_path: Path) -> None:
+    path = tmp_path / "proof.json"
+    assert gpu_proof.prove(["--out", str(path), "--tiny", "--only", "learn/playground", "suite"]) == 0
+    parts = json.loads(path.read_text())["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {"learn/playground": "done", "suite": "done"}
+    learnt = parts["learn/playground"]
+    assert (learnt["recipe"], learnt["epochs"], learnt["images"]) == ("playground/nft", 1, 8)
+    assert len(learnt["rewards"]) == 1 and 0 < learnt["rewards"][0] < 1
+    assert learnt["before"].keys() == learnt["after"].keys() == set(learning.SHOWN)
+    assert all(0 <= value <= 1 for when in ("before", "after") for value in learnt[when].values())
+    assert learnt["epoch"]["seconds"] > learnt["epoch"]["seconds/optimise"] > 0
+    assert learnt["cpu"] == {}, "the CPU's curves have no point at so few images"
+    said = parts["suite"]["pytest"]
+    assert re.search(r"\d+ (passed|skipped)", said) and not re.search("failed|error", said), said
 
 
 @pytest.mark.long
