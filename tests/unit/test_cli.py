@@ -33,7 +33,8 @@ def workplace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for variable in ("WORLD_SIZE", "DIFFRL_DEBUG"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(registry, "available", lambda: {"clip": None, "ocr": None})
+    installed = registry.available()  # whole entries: a module that is imported under the patch reads them
+    monkeypatch.setattr(registry, "available", lambda: {name: installed[name] for name in ("clip", "ocr")})
     Path("ok.yaml").write_text(CONFIG)
     Path("p.txt").write_text("a\nb\n")
     for run in ("runs/one", "runs/two"):

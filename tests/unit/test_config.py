@@ -36,7 +36,9 @@ def workplace(tmp_path, monkeypatch):
     """A folder with a config, prompt files and a model's folder; three rewards; one process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(registry, "available", lambda: {"clip": None, "ocr": None, "playground": None})
+    installed = registry.available()  # whole entries: a module that is imported under the patch reads them
+    mine = {name: installed[name] for name in ("clip", "ocr", "playground")}
+    monkeypatch.setattr(registry, "available", lambda: mine)
     Path("ok.yaml").write_text(BASE)
     Path("five.txt").write_text("a\nb\nc\nd\ne\n")
     Path("bad.jsonl").write_text('{"prompt": "a"}\n{"prompt" "b"}\n')
