@@ -54,7 +54,7 @@ def subcommand(
     return command
 
 
-def _wrapped(example: str, width: int = 76) -> str:
+def _wrapped(example: str, width: int = 75) -> str:
     """A command over several lines of a terminal, as a shell takes it."""
     lines = [""]
     for word in re.findall(r"""(?:--[\w-]+ (?!-))?(?:"[^"]*"|'[^']*'|[^\s"'])+""", example.replace("\\\n", " ")):

@@ -61,7 +61,8 @@ def add_comparing(add: Callable[..., Any]) -> None:
         words_anywhere=True,
     )
     usage = "diffrl sweep CONFIG [CONFIG ...] [section.key=value ...] [--seeds N]\n"
-    usage += "                    [--vary section.key=A,B ...] [--jobs N] [--slurm KEY=VALUE,...] --out FOLDER"
+    usage += "                    [--vary section.key=A,B ...] [--jobs N]\n"
+    usage += "                    [--slurm KEY=VALUE,...] --out FOLDER"
     command.usage = usage
     text = "YAML files or shipped configs, then overrides for all of them; the same command continues where it stopped"
     command.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)

@@ -25,7 +25,7 @@ def add_doctor(add: Any) -> None:
         "diffrl doctor configs/flux/nft_pickscore.yaml --gpu h100 --processes 16 --nodes 2 --fsdp2",
         words_anywhere=True,
     )
-    doctor.usage = "diffrl doctor [CONFIG [CONFIG ...] [section.key=value ...] [--gpu GIB|CARD]\n"
+    doctor.usage = "diffrl doctor [CONFIG ... [section.key=value ...] [--gpu GIB|CARD]\n"
     doctor.usage += "                     [--processes N] [--nodes N] [--fsdp2]]"
     text = "estimate the memory that this config needs, from the model's configs alone, and name what to change; "
     text += "so for each where several are given, with the same overrides"

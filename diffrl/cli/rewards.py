@@ -32,7 +32,7 @@ def add_rewards(add: Callable[..., Any]) -> None:
     text = "check a reward: shapes, determinism, independence of the batch, range, gradients"
     example = "diffrl rewards check my_reward.py:Redness threshold=0.5"
     check = action("check", _check, text, example, words_anywhere=True)
-    check.usage = "diffrl rewards check NAME [parameter=value ...] [--prompts SET] [--requests N]"
+    check.usage = "diffrl rewards check NAME [parameter=value ...] [options]"
     text = "a reward (or path/to/file.py:Class), and parameters of its constructor"
     check.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
     text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
@@ -50,7 +50,7 @@ def _add_score(action: Callable[..., Any]) -> None:
     score = action(
         "score", _score, text, "diffrl rewards score divgen/base --rewards clip,aesthetic", words_anywhere=True
     )
-    score.usage = "diffrl rewards score DIR --rewards A,B [NAME.parameter=value ...] [options]"
+    score.usage = "diffrl rewards score DIR --rewards A,B [NAME.key=value ...] [options]"
     text = "pictures: with manifest.jsonl, metadata.jsonl, .csv, prompts.txt, their tool's metadata or by sub-folders"
     score.add_argument("folder", metavar="DIR", type=Path, help=text)
     score.add_argument("--rewards", required=True, metavar="A,B,C", help="rewards, or path/to/file.py:Class")
@@ -83,8 +83,8 @@ def _add_serve(action: Callable[..., Any]) -> None:
     text = "serve rewards to other machines"
     example = "diffrl rewards serve clip ocr clip.model=ViT-H-14 clip.pretrained=laion2b_s32b_b79k --port 8000"
     serve = action("serve", _serve, text, example, words_anywhere=True)
-    serve.usage = "diffrl rewards serve NAME|CONFIG ... [[NAME.]parameter=value ...] [--host H] [--port P]\n"
-    serve.usage += "                            [--token-file FILE] [--engine ray [--replicas N] [--gpus N] [--cpus N]]"
+    serve.usage = "diffrl rewards serve NAME|CONFIG ... [[NAME.]key=value ...] [--host H]\n"
+    serve.usage += "                            [--port P] [--token-file FILE] [--engine ray ...]"
     text = "rewards (or path/to/file.py:Class), and parameters of their constructors; or a run's config"
     serve.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
     text = "address to listen on (default 127.0.0.1: this machine alone)"

@@ -1,5 +1,6 @@
 """The command line: exit codes, one line for a mistake, and what each command hands to the library."""
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -270,6 +271,21 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["clip", "0.2500", "+-", "0.0100"] in lines and ["scores:", "s.json"] in lines
     assert ["ocr", "applies", "to", "none", "of", "the", "prompts"] in lines
+
+
+def test_every_help_fits_a_terminal_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def helps(parser):
+        yield parser
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    yield from helps(command)
+
+    commands = list(helps(_parser()))
+    wide = [line for command in commands for line in command.format_help().splitlines() if len(line) > 80]
+    assert len(commands) > 40 and not wide
 
 
 def test_compare_and_rewards(calls, capsys, monkeypatch):
