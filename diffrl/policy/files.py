@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,8 @@ WORDS = re.compile(r"vocab.*|tokenizer\.(json|model)|.*\.(model|tiktoken)")
 LIBRARIES = ("diffusers", "transformers")
 PLAIN = ("diffusion_pytorch_model", "model")  # diffusers' and transformers' names
 POINTER = b"version https://git-lfs"
+# diffusers passes it on whenever it reads a config of the hub: nothing that a user can change.
+warnings.filterwarnings("ignore", message="The `local_dir_use_symlinks` argument", category=UserWarning)
 
 
 def find(model: str) -> tuple[str, dict[str, Any]]:
