@@ -66,7 +66,7 @@ def compile_blocks(network: nn.Module, **options: Any) -> int:
             vars(module).pop("forward", None)
     # A graph for each snapshot, with and without gradient, and for each number of rows: torch's own limit of 8 is met,
     # and what is beyond it would run eager without a word.
-    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, GRAPHS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     for block in blocks:
         block.compile(**options)
     return len(blocks)

@@ -85,7 +85,8 @@ def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str
         torch.compiler.reset()
 
 
-def test_no_graph_of_a_compiled_block_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(recompile_limit=8)
+def test_no_graph_of_a_compiled_block_is_given_up() -> None:
     """Torch's own limit is 8, and the ninth would run eager without a word: CRD with an average and evaluations."""
     from torch._dynamo.testing import CompileCounter
 
@@ -102,7 +103,6 @@ def test_no_graph_of_a_compiled_block_is_given_up(monkeypatch: pytest.MonkeyPatc
             super().__init__()
             self.block = Block()
 
-    monkeypatch.setattr(torch._dynamo.config, "cache_size_limit", 8)
     counter, network = CompileCounter(), Network()
     assert compile_blocks(network, backend=counter) == 1
     for count in range(10):
