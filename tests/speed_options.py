@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from diffrl.config import load_config
 from diffrl.policy.engine import compile_blocks
 from diffrl.run.train import Run
 
@@ -65,7 +67,18 @@ def traced(network: Any) -> None:
     compile_blocks(network, backend="aot_eager")
 
 
-def assert_same(found: torch.Tensor, plain: torch.Tensor, tolerance: float) -> None:
-    assert plain.norm() > 0 and found.shape == plain.shape
-    difference = float((found - plain).norm() / plain.norm())
-    assert difference <= tolerance, difference
+def assert_options_leave_the_gradient(config_file: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Of a method's first step on this process's device, which is repeated to the bit where nothing is changed."""
+    monkeypatch.setattr("diffrl.run.device.compile_blocks", traced)
+
+    def gradient(name: str, words: list[str]) -> torch.Tensor:
+        return first_gradient(load_config(config_file(name, **METHODS[method]), words))
+
+    plain = gradient("plain", [])
+    assert plain.norm() > 0
+    for name, (words, tolerance) in {"again": ([], 0.0), **OPTIONS}.items():
+        found = gradient(name, words)
+        assert found.shape == plain.shape
+        difference = float((found - plain).norm() / plain.norm())
+        assert difference <= tolerance, (name, difference)
+    torch.compiler.reset()

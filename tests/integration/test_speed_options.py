@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from speed_options import ELSEWHERE, METHODS, OPTIONS, assert_same, first_gradient, traced
+from speed_options import ELSEWHERE, METHODS, OPTIONS, assert_options_leave_the_gradient
 
-from diffrl.config import load_config
 from diffrl.config.engine import Engine
 
 
@@ -23,14 +21,4 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_option_leaves_the_gradient(config_file: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    monkeypatch.setattr("diffrl.run.device.compile_blocks", traced)
-    path = config_file(method, **METHODS[method])
-
-    def gradient(name: str, *words: str) -> torch.Tensor:
-        return first_gradient(load_config(path, [*words, f"run_dir={path.parent / name}"]))
-
-    plain = gradient("plain")
-    assert_same(gradient("again"), plain, 0.0)
-    for name, (words, tolerance) in OPTIONS.items():
-        assert_same(gradient(name, *words), plain, tolerance)
-    torch.compiler.reset()
+    assert_options_leave_the_gradient(config_file, monkeypatch, method)
