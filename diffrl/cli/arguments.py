@@ -54,6 +54,12 @@ def subcommand(
     return command
 
 
+def configs_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The configs of a command that takes several (recipes, or files, whose names may hold a `=`), and the overrides."""
+    configs = [word for word in words if "=" not in word or Path(word).is_file()]
+    return configs, [word for word in words if word not in configs]
+
+
 def _wrapped(example: str, width: int = 75) -> str:
     """A command over several lines of a terminal, as a shell takes it."""
     lines = [""]

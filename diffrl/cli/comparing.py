@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.cli.arguments import out_file, whole_number
+from diffrl.cli.arguments import configs_of, out_file, whole_number
 from diffrl.errors import UserError, say
 from diffrl.records.disk import check_writable
 from diffrl.resources import file_of_run
@@ -134,8 +134,7 @@ def asked_for(command: str, out: Path | None, table: Path | None) -> tuple[Path 
 
 
 def sweep(arguments: argparse.Namespace, rest: list[str]) -> int:
-    words = [*arguments.words, *rest]
-    configs = [word for word in words if "=" not in word or Path(word).is_file()]
+    configs, overrides = configs_of([*arguments.words, *rest])
     if not configs:
         raise UserError("sweep: no CONFIG; name YAML files or shipped configs such as playground/nft")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
@@ -146,7 +145,6 @@ def sweep(arguments: argparse.Namespace, rest: list[str]) -> int:
     axes = dict(map(read_axis, arguments.vary))
     if len(axes) < len(arguments.vary):
         raise UserError("--vary: a key is given twice; write all its values behind one --vary")
-    overrides = [word for word in words if word not in configs]
     members = plan(configs, overrides, axes, arguments.seeds, arguments.out)
     for line in settle(members):
         print(line)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diffrl.cli.arguments import configs_of
 from diffrl.errors import UserError
 
 
@@ -53,19 +54,13 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
         from diffrl.cli.doctor import check_fit
         from diffrl.config import load_config
 
-        names = [words[0], *(word for word in words[1:] if _is_config(word))]
-        overrides, good = [word for word in words[1:] if not _is_config(word)], True
-        for name in names:  # in one process: what takes long to import is imported once
+        (names, overrides), good = configs_of(words), True
+        for name in names or words[:1]:  # in one process: what takes long to import is imported once
             if len(names) > 1:
                 print(f"{name}:", flush=True)
             config = load_config(name, overrides, world)
             good = check_fit(config, gpu, world, nodes or 1, arguments.fsdp2) and good
         return 0 if good else 1
-
-
-def _is_config(word: str) -> bool:
-    """Is it one more config, and no override?"""
-    return "=" not in word and ("/" in word or word.endswith(".yaml"))
 
 
 def _whole(text: str | None, name: str) -> int | None:
