@@ -97,7 +97,7 @@ def check_fit(
     print(f"{free / GIB:9.2f} GiB  free: {where}")
     if fit.total <= free:
         short = fit.total * MARGIN > free
-        close = ", but closely: measured peaks took up to 8 of the 10 % for gaps; optimise.micro_batch can be smaller"
+        close = ", but closely: measured peaks took up to 9 of the 10 % for gaps; optimise.micro_batch can be smaller"
         print(f"it fits{close * short}")
         return True
     with _progress() as tell:
