@@ -9,7 +9,7 @@ beside it: the network without a LoRA, on twice the rows. Both sides take turns,
 slows both; a figure is the median over the pairs of diffrl's time over the bare loop's, with one thread and with two,
 after a reward was called, as in a training: what it leaves in the process must not slow the network down. `without` is
 the same network without a LoRA (its backward pass goes through to the input), over the bare loop: nothing that a
-framework does with the LoRA can be faster than that. `compiled` is the bare loop whose blocks torch.compile made,
+framework does with the LoRA alone can be faster than that. `compiled` is the bare loop whose blocks torch.compile made,
 after it has seen every case once; `roofline` the bare loop's floating-point operations over the rate of the best
 product of the same threads, or the weights read once in each pass over the rate of their copies, whichever is longer.
 `profile`: the operators that take most of `nft` on the most rows, by their own seconds. `gradients` is the largest
@@ -27,6 +27,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def rates() -> tuple[float, float]:
     products = []
     for size in (512, 1024, 2048):
         left, right = torch.randn(size, size), torch.randn(size, size)
-        products.append(2 * size**3 / min(seconds(lambda a=left, b=right: a @ b) for _ in range(5)))  # type: ignore[misc]
+        products.append(2 * size**3 / min(seconds(partial(torch.mm, left, right)) for _ in range(5)))
     block = torch.empty(2**26)
     target = torch.empty_like(block)
     return max(products), 4 * block.numel() / min(seconds(lambda: target.copy_(block)) for _ in range(5))
@@ -211,7 +212,7 @@ def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int) -> 
                 taken[side].append(seconds(lambda p=phase, a=adapters: p(a)))  # type: ignore[misc]
             taken["without"].append(seconds(floors[name]))
         result[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
-        lowest = max(operations(lambda p=phase: p(sides["bare"])) / product, PASSES[name] * weights / copy)  # type: ignore[misc]
+        lowest = max(operations(partial(phase, sides["bare"])) / product, PASSES[name] * weights / copy)
         result[name] |= {"roofline": round(lowest, 4), "ratio roofline": round(lowest / result[name]["bare"], 3)}
         for key, side in (("ratio", "diffrl"), ("ratio without", "without"), ("ratio compiled", "compiled")):
             pairs = zip(taken["bare"], taken[side], strict=True)
@@ -266,8 +267,9 @@ def main() -> None:
         for rows in args.rows:
             by_rows[str(rows)] = measure(sides, plain, rows, args.repeats)
             if rows == max(args.rows):
-                work = {name: lambda s=sides[name]: optimise(s, inputs(rows), old=True) for name in ("bare", "diffrl")}  # type: ignore[misc]  # noqa: B023
-                by_rows[str(rows)]["profile"] = {name: profile(one) for name, one in work.items()}
+                by_rows[str(rows)]["profile"] = {
+                    name: profile(partial(optimise, sides[name], inputs(rows), old=True)) for name in ("bare", "diffrl")
+                }
             args.out.write_text(json.dumps(result, indent=1) + "\n")
             print(threads, rows, json.dumps(by_rows[str(rows)]), flush=True)
 
