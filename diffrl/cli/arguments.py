@@ -55,7 +55,7 @@ def subcommand(
 
 
 def configs_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The configs of a command that takes several (recipes, or files, whose names may hold a `=`), and the overrides."""
+    """The configs of a command that takes several (recipes, or files: their names may hold `=`), and the overrides."""
     configs = [word for word in words if "=" not in word or Path(word).is_file()]
     return configs, [word for word in words if word not in configs]
 
