@@ -350,7 +350,7 @@ def test_dgpo_draws_with_old_from_a_step_on(policy: Policy) -> None:
 
 def test_a_gdro_step_is_the_mean_over_images_and_timesteps(policy: Policy) -> None:
     """Plackett-Luce over each group at each timestep, over the group's size: a row's loss is its share of it."""
-    settings: dict[str, Any] = {"b": 12.0, "tau": 0.3, "best": 0.5}
+    settings: dict[str, Any] = {"b": 12.0, "tau": 0.3}
     rollout, objective = drawn(policy, SamplerSpec("dpm2", STEPS)), GDRO(**settings)
     rows = objective.rows(rollout, SCORES, EVERYTHING, KEY)
     with torch.no_grad():
@@ -391,7 +391,8 @@ def test_gdros_losses_of_two_rewards_are_those_of_each_alone(policy: Policy) -> 
 def test_a_prdp_step_is_the_mean_over_groups_of_means_over_timesteps(policy: Policy) -> None:
     """The paper's listing, its log-ratios being means over the steps, by autograd; off policy, where the clip holds."""
     rollout = drawn(policy, SDE)
-    objective, ours = PRDP(SDE, b=50.0, clip=1e-3), PRDP(SDE, b=50.0, clip=1e-3)
+    objective, ours = PRDP(SDE, b=50.0), PRDP(SDE, b=50.0)
+    objective.clip = ours.clip = 1e-3
     objective.on_policy = ours.on_policy = False
     rows = objective.rows(rollout, SCORES, EVERYTHING, KEY)
 

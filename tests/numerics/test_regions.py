@@ -132,7 +132,7 @@ def test_regression_is_srums_loss_with_a_gradient_only_where_the_map_says() -> N
     for constraint in (0.0, 0.5):
         weights = maps.mean((1, 2))[:, None] + constraint
         cells = centred_cells(maps, (H, W))[:, None]
-        losses, gradient = trained(Regression(weights="linear", constraint=constraint), cells, weights)
+        losses, gradient = trained(Regression(weights="linear"), cells, weights)
         _, rows, v = rows_of(None, weights)
         errors = (v.detach() - (rows.eps - rows.x0)).square().mean(1)  # type: ignore[operator]
         wanted = ((maps + constraint) * errors).mean((1, 2)).sum()

@@ -56,7 +56,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "optimise.batch_size": 48,
         "grpo.advantage_std": "sample",
     },
-    "flux/gdro_ocr": {"lora.rank": 32, "optimise.learning_rate": 3e-4, "gdro.b": 12.0, "gdro.best": 0.5},
+    "flux/gdro_ocr": {"lora.rank": 32, "optimise.learning_rate": 3e-4, "gdro.b": 12.0},
     "sd35/awm_geneval": {
         "awm.weighting": "ghuber",
         "awm.beta": 1e-3,

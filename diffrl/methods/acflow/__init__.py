@@ -23,6 +23,3 @@ class ACFlowSection(Drawn):
         "temperature of the weights exp(A / tau), in standard deviations of the reward; a step's weights have mean 1",
         gt=0,
     )
-    warmup: int = key(
-        1, "the critic first learns from so many epochs of the untrained model's images", "epochs of images", ge=0
-    )

@@ -72,12 +72,13 @@ class Scale:
 class ActorCritic(Objective):
     """Rows are those of the forward process, each image with its own t and eps."""
 
+    warmup = 1  # the critic first learns from the untrained model's images
+
     def __init__(self, keys: ACFlowSection | None = None, *, seed: int = 0, **values: Any) -> None:
         keys = ACFlowSection.of(keys, values)
         super().__init__(beta=keys.beta, noising=Noising.of(keys))
         self.rule = replace(self.rule, estimate=scores_themselves)  # no group: the critic is what is compared with
         self.tau, self.adv_clip = keys.tau, ADV_CLIP
-        self.warmup = keys.warmup
         self.values, self.scale = Values(CRITIC_RATE, seed), Scale()
         self._weights: Tensor | None = None  # (n, T, columns) of the step
 

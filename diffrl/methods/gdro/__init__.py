@@ -25,4 +25,3 @@ class GDROSection(Ranked):
         12.0, "scale of the implicit reward; calibrate gdro/implicit_std to about gdro/reward_std", gt=0
     )
     tau: FiniteFloat = key(0.05, "temperature of the soft targets, in units of the weighted sum of rewards", gt=0)
-    best: FiniteFloat = key(0.5, "g: weight of the best image's own error, which keeps its likelihood", ge=0)

@@ -8,7 +8,7 @@ r            advantages        reward (group-centred: a constant changes nothing
 B_i          race              the members that are not better than i, i among them
 q_i(j)       softmax(r / tau)  over B_i: soft Plackett-Luce targets
 p_i(j)       softmax(s)        likewise
-g            best              weight of e_theta of the best image
+g            BEST              weight of e_theta of the best image
 
     L       = sum_i [ log sum_{m in B_i} exp s_m - sum_{j in B_i} q_i(j) s_j ] + g e_theta(best)
     dL/ds_j = sum_{i: j in B_i} (p_i(j) - q_i(j))  - [j best] g / b
@@ -37,6 +37,8 @@ from diffrl.objectives.objective import Cost, Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
+BEST = 0.5  # keeps the best image's likelihood
+
 
 def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float) -> Tensor:
     """dL/ds (..., k) of implicit rewards s (..., k) and rewards r (..., k), whatever their order; sums to 0."""
@@ -59,7 +61,7 @@ class GDRO(Objective):
         super().__init__(advantage_std="none", noising=noising)
         # Centred, whatever std a method around it asks for.
         self.rule = replace(self.rule, estimate=lambda scores, groups, std: group_advantages(scores, groups, "none"))
-        self.b, self.tau, self.best = keys.b, keys.tau, keys.best
+        self.b, self.tau = keys.b, keys.tau
         self.coupling = Coupling(self._slopes)
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
@@ -77,7 +79,7 @@ class GDRO(Objective):
         for name, values in (("implicit", s), ("reward", r / self.tau)):
             std = values.std(dim=1, correction=0)
             self.means.add(f"gdro/{name}_std", std, mine[:, None, None].expand_as(std))
-        return (slopes - winner / winner.sum(1, keepdim=True) * self.best / self.b) * known
+        return (slopes - winner / winner.sum(1, keepdim=True) * BEST / self.b) * known
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): s without the reference's part, which is a constant."""

@@ -22,7 +22,6 @@ class PRDPSection(Section):
     whole_groups: ClassVar[bool] = True
     beta: ClassVar[float] = 0.0
     b: FiniteFloat = key(1.0, "a difference of advantages over this is what the log-ratios are to differ by", gt=0)
-    clip: FiniteFloat = key(1e-4, "a step's log-ratio is held within this of the sampling model's", gt=0)
 
     def trained_steps(self, rollout: Sampling) -> int:
         return rollout.stochastic_steps

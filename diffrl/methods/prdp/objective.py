@@ -30,6 +30,8 @@ from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob
 
+CLIP = 1e-4  # a step's log-ratio is held within this of the sampling model's
+
 
 def prdp_loss(ratio: Tensor, old: Tensor, rewards: Tensor, clip: float) -> Tensor:
     """(P, K) losses of log-ratios to the reference (P, G, T), the sampling model's (P, G, T) and r / b (P, G, K).
@@ -56,7 +58,7 @@ class PRDP(Objective):
     def __init__(self, spec: SamplerSpec, keys: PRDPSection | None = None, **values: Any) -> None:
         keys = PRDPSection.of(keys, values)
         super().__init__(advantage_std="group")
-        self.b, self.clip = keys.b, keys.clip
+        self.b, self.clip = keys.b, CLIP
         self.steps, self.guidance_scale = StoredSteps(spec), spec.guidance_scale
         self.penalties = [StepKL(self, 0.0, self.steps)]
         self.coupling = Coupling(self._slopes, count=2)

@@ -24,11 +24,8 @@ class RWRSection(Drawn):
     beta: FiniteFloat = key(0.0, KL, ge=0)
     weights: Literal["softmax", "exp", "linear"] = key(
         "softmax",
-        "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage, or r + constraint "
-        "(SRUM)",
-    )
-    constraint: FiniteFloat = key(
-        0.5, "linear: added to the weighted sum of rewards; what stays below 0 is unlearned", ge=0
+        "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage; or r + 0.5, "
+        "below 0 of which is unlearned (SRUM)",
     )
     tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
 

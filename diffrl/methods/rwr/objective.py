@@ -33,18 +33,17 @@ from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 
 Weights = Literal["softmax", "exp", "linear"]
+CONSTRAINT = 0.5  # l
 
 
-def reward_weights(
-    scores: Tensor, groups: Tensor, std: str = "group", *, weights: Weights, tau: float, constraint: float = 0.5
-) -> Tensor:
+def reward_weights(scores: Tensor, groups: Tensor, std: str = "group", *, weights: Weights, tau: float) -> Tensor:
     """(N, K) weights of the scores (N, K), 0 where one does not apply.
 
     "softmax": softmax(r / tau) over the group times its number of known scores, so the mean is 1. "exp": exp(A / tau)
-    of the advantage under `std`, at most e^5. "linear": r + constraint (SRUM, arXiv 2510.12784), which may be negative.
+    of the advantage under `std`, at most e^5. "linear": r + CONSTRAINT (SRUM, arXiv 2510.12784), which may be negative.
     """
     if weights == "linear":
-        return (scores + constraint).nan_to_num(0.0)
+        return (scores + CONSTRAINT).nan_to_num(0.0)
     if weights == "exp":
         row_weights = (group_advantages(scores, groups, std) / tau).clamp(max=5.0).exp()  # type: ignore[arg-type]
         return row_weights.masked_fill(scores.isnan(), 0.0)
@@ -68,7 +67,7 @@ class Regression(Spatial):
         self.label = "sft" if isinstance(keys, SFTSection) else "rwr"  # of its metrics
         estimate: Estimate = best_of_group
         if isinstance(keys, RWRSection):
-            how = partial(reward_weights, weights=keys.weights, tau=keys.tau, constraint=keys.constraint)
+            how = partial(reward_weights, weights=keys.weights, tau=keys.tau)
             estimate = how
         self.rule = replace(self.rule, estimate=estimate)
 
