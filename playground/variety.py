@@ -78,7 +78,7 @@ def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
         raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
     for image, prompt in zip(pixels, prompts, strict=True):
         caption = parse(prompt)
-        reading = observe(glance(image), caption)
+        reading = observe(glance(image[None])[0], caption)
         values.append({fact.name: reading.get(fact.name) for fact in free(caption)})
     return values
 

@@ -27,13 +27,12 @@ from .faces import Face, find_face
 from .grammar import BACKGROUNDS, COLORS, HAIRS, SHAPED, SHAPES, SKINS, STYLES, TONES, TWO_THINGS, Caption, facts, parse
 from .letters import Word, read
 from .renderer import GROUNDS, PALETTE
-from .sight import Box, View, ramp, to_pixels
-from .things import MIN_PURE, Thing, look
+from .sight import Box, View, ramp, to_pixels, views
+from .things import MIN_PURE, MOST_THINGS, Thing, look
 
 Answer = tuple[float, bool]  # partial credit, strict
 
 NO: Answer = (0.0, False)
-MOST_THINGS = 8
 TILT = 9.0  # degrees
 _GROUNDS = np.array([GROUNDS[ground] for ground in BACKGROUNDS], np.float32)
 # The smallest and the largest radius that the world draws, in pixels; 0.7 and 1.25 times that is tolerated.
@@ -66,8 +65,8 @@ class Verdict:
 class Observation:
     """One image as the verifier sees it; what is costly to see is seen when asked for."""
 
-    def __init__(self, image: np.ndarray) -> None:
-        self.view = View(image)
+    def __init__(self, image: np.ndarray, view: View) -> None:
+        self.view = view
         self._image = image
 
     @functools.cached_property
@@ -76,12 +75,12 @@ class Observation:
         ground = self.view.ground.astype(np.float32)
         offset = self._image.astype(np.float32) - ground
         turned = [ndimage.rotate(offset, degrees, reshape=False, order=1) + ground for degrees in (-TILT, TILT)]
-        return [View(image.clip(0, 255)) for image in turned]
+        return views(np.stack(turned).clip(0, 255))
 
     @functools.cached_property
     def things(self) -> list[Thing]:
         """The largest parts, at most MOST_THINGS, as things."""
-        return [look(self.view, part) for part in self.view.parts[:MOST_THINGS]]
+        return look([self.view])[0]
 
     @functools.cached_property
     def clear(self) -> bool:
@@ -109,8 +108,8 @@ class Observation:
         face = find_face(self.view)
         if face is None or face.sure:
             return face
-        views = (face, *filter(None, map(find_face, self._tilted)))
-        return max(views, key=lambda one: (one.sure, one.presence))
+        faces = (face, *filter(None, map(find_face, self._tilted)))
+        return max(faces, key=lambda one: (one.sure, one.presence))
 
     @property
     def layout(self) -> list[Box]:
@@ -132,24 +131,30 @@ class Observation:
 
 def see(image: np.ndarray) -> Observation:
     """What one image, uint8 (64, 64, 3), shows. Never fails: a blank image has no things and no face."""
-    return Observation(image)
+    return Observation(image, views(image[None])[0])
 
 
 _SEEN: OrderedDict[bytes, Observation] = OrderedDict()
 _KEEP = 128  # images, 250 kB each
+_TOGETHER = 16  # images that are looked at at once: their arrays stay in the processor's cache
 
 
-def glance(image: np.ndarray) -> Observation:
-    """As `see`, but an image of the last 128 is not looked at again; what counts is its content, not where it is kept.
+def glance(images: np.ndarray) -> list[Observation]:
+    """As `see`, for each of uint8 (B, 64, 64, 3), but an image of the last 128 is not looked at again; what counts is
+    its content, not where it is kept.
 
     So a run that is rewarded by the verifier, and watches its strict score and the variety, reads each image once.
     """
-    key = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-    if key not in _SEEN:
-        _SEEN[key] = see(image)
-        if len(_SEEN) > _KEEP:
+    keys = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
+    seen = {key: _SEEN[key] for key in keys if key in _SEEN}
+    new = {key: image for key, image in zip(keys, images, strict=True) if key not in seen}
+    if new:
+        looks = views(np.stack(list(new.values())))
+        seen |= {key: Observation(image, view) for (key, image), view in zip(new.items(), looks, strict=True)}
+        _SEEN.update((key, seen[key]) for key in new)
+        while len(_SEEN) > _KEEP:
             _SEEN.popitem(last=False)
-    return _SEEN[key]
+    return [seen[key] for key in keys]
 
 
 def verify(images: Any, prompts: Sequence[str]) -> list[Verdict]:
@@ -166,7 +171,14 @@ def verify(images: Any, prompts: Sequence[str]) -> list[Verdict]:
 
 def judged(pixels: np.ndarray, prompts: Sequence[str]) -> list[Verdict]:
     """`verify` of uint8 (B, H, W, 3) in this process."""
-    return [judge(glance(image), parse(prompt)) for image, prompt in zip(pixels, prompts, strict=True)]
+    captions, verdicts = [parse(prompt) for prompt in prompts], []
+    for first in range(0, len(captions), _TOGETHER):
+        asked = list(zip(glance(pixels[first : first + _TOGETHER]), captions[first : first + _TOGETHER], strict=True))
+        new = [seen for seen, caption in asked if caption.kind != "heads" and "things" not in vars(seen)]
+        for seen, things in zip(new, look([seen.view for seen in new]), strict=True):
+            seen.things = things
+        verdicts += [judge(seen, caption) for seen, caption in asked]
+    return verdicts
 
 
 def judge(seen: Observation, caption: Caption) -> Verdict:
