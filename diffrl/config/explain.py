@@ -26,6 +26,10 @@ _EXPECTED = {
     "too_long": "a list of two",
     "literal_error": "one of {expected}",
 }
+# Former keys of which the nearest name is not what takes their place.
+RENAMED = {
+    "dpo.every": "is dpo.follow now",
+}
 
 
 def explain(
@@ -46,7 +50,8 @@ def explain(
     if first["type"] == "missing":  # no key is required: it is an item of a pair
         path = path[:-1]
     if first["type"] == "extra_forbidden":
-        text = f"unknown key{_nearest_key(path, keys, tables, switches)}"
+        renamed = RENAMED.get(".".join(path))
+        text = f"unknown key: it {renamed}" if renamed else f"unknown key{_nearest_key(path, keys, tables, switches)}"
     elif first["type"] in ("sampler", "loras"):
         text = first["msg"]
     else:

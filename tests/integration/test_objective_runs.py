@@ -45,7 +45,7 @@ ALL["srpo"] = {
     "direct": {"align": {}, "pair": {}, "cap": 0.3},
     "rewards": {"redness": {"plugin": str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"}},
 }
-ALL["seppo"] = {"objective": "dpo", "dpo": {"ring": 2, "every": 1, "flip": True}}
+ALL["seppo"] = {"objective": "dpo", "dpo": {"ring": 2, "follow": 1, "flip": True}}
 ALL["guard"] = {**GRPO, "grpo": {"ratio": "normalised", "weighting": "even", "clip": 1e-3}}
 
 

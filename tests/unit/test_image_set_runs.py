@@ -157,7 +157,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_broken_off(config_file: Any
 RIVALS: dict[str, Any] = {
     "rollout": {"group_size": 2},
     "optimise": {"batch_size": 4, "micro_batch": None},
-    "dpo": {"ring": 3, "every": 1, "flip": True},
+    "dpo": {"ring": 3, "follow": 1, "flip": True},
 }
 
 
@@ -216,7 +216,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "objective=nft",
         "image_set.rival: makes pairs, which are what dpo trains on",
     ),
-    "dpo.ring=3": ("dpo.follow=2", "dpo.follow: the reference is a state of dpo.ring already"),
+    "dpo.ring=3": ("", "dpo.ring: its states are taken every dpo.follow optimiser steps"),
     "gardo.gate=all": ("gardo.diversity=off", "gardo: reads images and rewards of a rollout"),
 }
 

@@ -181,6 +181,9 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
         values["grpo.delta"] = None
     if "grpo.kl" in values:  # four switches: what is as in released code
         values["grpo.published"] = [name for key, (on, name) in PUBLISHED.items() if values.pop(f"grpo.{key}") == on]
+    every = values.pop("dpo.every", None)
+    if values.get("dpo.ring") is not None:
+        values["dpo.follow"] = every
     if "direct.pair.hinge" in values:
         values["direct.cap"] = values.pop("direct.pair.hinge")
     assert values.pop("direct.checkpoint_decoder", False) == bool(values.get("direct.decode_chunk"))

@@ -56,7 +56,7 @@ def test_a_ring_of_one_is_online_dpo_s_reference() -> None:
 
 
 def test_the_reference_draws_the_images_and_is_in_the_state() -> None:
-    one, other = DPO(ring=4, every=1, flip=True, seed=3), DPO(ring=4, every=1, flip=True, seed=3)
+    one, other = DPO(ring=4, follow=1, flip=True, seed=3), DPO(ring=4, follow=1, flip=True, seed=3)
     assert one.snapshots == ("past0", "past1", "past2", "past3") and one.samples_from == one.anchor == "past0"
 
     class Still(States):

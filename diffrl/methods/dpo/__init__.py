@@ -28,24 +28,24 @@ class DPOSection(Drawn):
     )
     follow: int | None = key(
         None,
-        "the reference becomes the trained weights after so many optimiser steps (online DPO: 40); null: the "
-        "pretrained model for good",
+        "the reference becomes the trained weights after so many optimiser steps (online DPO: 40), or with ring one "
+        "more state is kept (SePPO: 30); null: the pretrained model for good",
         "optimiser steps",
         ge=1,
     )
     ring: int | None = key(
         None,
         "the reference is one of so many earlier states of the trained weights, drawn for each epoch, and draws the "
-        "epoch's images (SePPO: 7); null: as follow says",
+        "epoch's images (SePPO: 7); null: the newest alone",
         "LoRAs",
         ge=1,
     )
-    every: int = key(30, "a new state is kept after so many (SePPO: 30)", "optimiser steps", ge=1)
     flip: bool = key(
         False, "where the reference fits the better image better than theta does, the worse one counts as good (SePPO)"
     )
 
     def check(self, config: Whole) -> None:
         super().check(config)
-        if self.ring is not None and self.follow is not None:
-            raise Problem("dpo.follow", "the reference is a state of dpo.ring already; leave one out")
+        if self.ring is not None and self.follow is None:
+            text = "its states are taken every dpo.follow optimiser steps (SePPO: 30); give that, too"
+            raise Problem("dpo.ring", text)

@@ -65,8 +65,8 @@ def first_and_last(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
 
 class DPO(Objective):
     """The reference is the pretrained model, the snapshot "old", which becomes theta every `follow` optimiser steps, or
-    one of a ring of `ring` earlier states, taken every `every` steps, drawn anew for each epoch by `seed`; that one
-    draws the images, too. `rival`: of each pair the first image is given, and the better one."""
+    one of a ring of `ring` earlier states, taken as often, drawn anew for each epoch by `seed`; that one draws the
+    images, too. `rival`: of each pair the first image is given, and the better one."""
 
     whole_groups = True
     selects = True
@@ -77,8 +77,8 @@ class DPO(Objective):
         super().__init__(advantage_std="none", noising=noising)
         self.rule = replace(self.rule, estimate=first_and_last if rival else best_and_worst)
         self.b, self.follow, self.flip = keys.b, keys.follow, keys.flip
+        self.ring = None if keys.ring is None or keys.follow is None else Ring(keys.ring, keys.follow, seed)
         self.anchor = None if keys.follow is None else "old"
-        self.ring = None if keys.ring is None else Ring(keys.ring, keys.every, seed)
         self.snapshots = self.ring.names if self.ring else () if keys.follow is None else ("old",)
         self._refer()
         self.coupling = Coupling(self._slopes)
@@ -125,10 +125,10 @@ class DPO(Objective):
 
     def after_step(self, policy: Policy, step: int) -> None:
         super().after_step(policy, step)
-        if self.follow is not None and step % self.follow == 0:
-            policy.follow("old", 0.0)
         if self.ring is not None:
             self.ring.after_step(policy, step)
+        elif self.follow is not None and step % self.follow == 0:
+            policy.follow("old", 0.0)
 
     def after_epoch(self, policy: Policy, step: int) -> None:
         super().after_epoch(policy, step)
