@@ -56,6 +56,8 @@ def serving() -> Iterator[Hub]:
                 asked = json.loads(body)["files"]
                 modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
                 self.answer({"files": modes})
+            elif path == "/api/validate-yaml":  # of a model card
+                self.answer({"errors": [], "warnings": []})
             else:
                 owner, name = path.split("/")[3:5]
                 for line in body.splitlines():
@@ -79,8 +81,10 @@ def serving() -> Iterator[Hub]:
                 self.answer(tree)
             elif path.startswith("/api/"):
                 self.answer({"id": name, "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]})
+            elif (file := "/".join(parts[5:])) not in files:
+                self.answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
             else:
-                data = files["/".join(parts[5:])]
+                data = files[file]
                 etag = f'"{hashlib.sha1(data).hexdigest()}"'
                 self.answer(data, ETag=etag, X_Repo_Commit=COMMIT, Accept_Ranges="bytes")
 

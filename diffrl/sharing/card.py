@@ -73,7 +73,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
     ]
     if facts.comfyui:
         parts.append(f"ComfyUI: put `{COMFY}` into `models/loras` and load it with a LoRA loader, model strength 1.")
-    parts += ["## What was measured", _table(facts), _reading(facts)]
+    parts += ["## What was measured", *([_table(facts)] if facts.rows else []), _reading(facts)]
     alarms = [f"- {text}" for text in facts.warnings] or [
         "- None of the guard rails spoke, and no sign of reward hacking."
     ]
@@ -244,6 +244,8 @@ def _reading(facts: Facts) -> str:
             f"{facts.prompts} held-out prompts with {facts.config.evaluate.per_prompt} images each, the same noise for "
             "both models; the interval is Student's over prompts. Only what is marked as trained was optimised."
         )
+    if not facts.rows:
+        return "Nothing: neither when this folder was written, nor of this LoRA while it was trained."
     return (
         "From the run's own evaluations, without intervals: nothing was measured when this folder was written. "
         "Only what is marked as trained was optimised."

@@ -15,6 +15,7 @@ from diffrl.evaluation import Evaluator
 from diffrl.features import load_features
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
+from diffrl.records.progress_bar import progress
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.run.build import build_scorers, features_name
 from diffrl.run.evaluation import evaluation_spec
@@ -55,7 +56,8 @@ def measure(config: Config, policy: Policy, prompts: Sequence[Prompt], lower: fr
     features = load_features(features_name(config), policy.device)
     per_prompt, batch_size = config.evaluate.per_prompt, config.rollout.batch_size
     evaluator = Evaluator(policy, judges, features, evaluation_spec(config), per_prompt, batch_size)
-    result = [evaluator.score(prompts, snapshot, config.seed) for snapshot in (None, "default")]
+    with progress("measuring", 2 * len(prompts) * per_prompt) as advance:
+        result = [evaluator.score(prompts, name, config.seed, advance=advance) for name in (None, "default")]
     judges.close()
     rows = []
     for k, name in enumerate(judges.names):

@@ -75,6 +75,12 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     metrics = read_metrics(run)
     if not metrics:
         raise UserError(f'publish: "{run}" has no epochs in metrics.jsonl yet')
+    evaluated = (
+        metrics if lora is None else []
+    )  # another LoRA's values are not the run's, but of RUN/healthy the earlier
+    if (earlier := source / "evaluation.json").is_file():
+        epoch = json.loads(earlier.read_text())["epoch"]
+        evaluated = metrics = [row for row in metrics if row["epoch"] <= epoch]
     out = run / "publish" if out is None else Path(out)
     if out.is_file():
         raise UserError(f'--out: "{out}" is a file; name a folder')
@@ -84,7 +90,7 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     policy = Drawing(config.model, lora=str(source), **kind).policy()
     held_out = load_prompts(config.prompts.test)
     wanted = config.evaluate.prompts if prompts is None else prompts
-    rows = _rows(run, config, policy, held_out[:wanted], metrics)
+    rows = _rows(run, config, policy, held_out[:wanted], evaluated)
 
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(lora_file(source), out / LORA)

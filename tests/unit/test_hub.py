@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.hub import hub_file
 from diffrl.records import checkpoint, hub
 from diffrl.records.hub import Pusher, fetch
 
@@ -91,9 +92,9 @@ def test_what_cannot_be_fetched_is_said_and_leaves_nothing(
         load_config(config_file("bad", checkpoint={"push": "mine"}))
 
 
-def command(server: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def command(server: Hub, home: Path, *words: str, verb: str = "train") -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": "hf_x", "HF_HOME": str(home), "NO_PROXY": "*"}
-    words = (sys.executable, "-m", "diffrl", "train", *words)
+    words = (sys.executable, "-m", "diffrl", verb, *words)
     return subprocess.run(words, env=env | {"HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, timeout=600)
 
 
@@ -118,3 +119,33 @@ def test_a_run_goes_on_from_the_hub_exactly(config_file: Any, tmp_path: Path) ->
     lora = "lora/pytorch_lora_weights.safetensors"
     again, whole = (load_file(one / lora) for one in (folder, tmp_path / "whole"))
     assert again.keys() == whole.keys() and all(torch.equal(again[name], whole[name]) for name in whole)
+
+
+@pytest.mark.long
+def test_what_is_published_is_drawn_from_by_its_name_on_the_hub(config_file: Any, tmp_path: Path) -> None:
+    path, run, drawn = str(config_file("run")), str(tmp_path / "run"), tmp_path / "drawn"
+    with serving() as server:
+        assert command(server, tmp_path, path, "epochs=1").returncode == 0
+        done = command(server, tmp_path, run, "--push", "me/mine", verb="publish")
+        assert done.returncode == 0 and done.stdout.endswith("/me/mine\n"), done.stdout + done.stderr
+        folder = tmp_path / "run" / "publish"
+        assert server.files["me/mine"] == {file.name: file.read_bytes() for file in folder.iterdir()}
+        words = ("--lora", "me/mine", "--prompt", "red a", "--out", str(drawn))
+        done = command(server, tmp_path, str(load_config(path).model), *words, verb="sample")
+        assert done.returncode == 0 and "drawn as the LoRA was trained" in done.stderr + done.stdout, done.stderr
+    assert (drawn / "grid.png").is_file()
+
+
+def test_a_hub_that_breaks_off_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a connection that ends within an answer is no OSError."""
+
+    class Disconnected(Exception): ...
+
+    def breaks(*words: Any, **rest: Any) -> None:
+        raise Disconnected("no response")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", breaks)
+    monkeypatch.setattr("diffrl.hub.pinned", lambda name: (name, {}))
+    monkeypatch.setattr("diffrl.hub.hub_failure", lambda: None)
+    with pytest.raises(UserError, match=r'no LoRA "me/x", and the hub does not give it \(Disconnected: no response\)'):
+        hub_file("me/x", "config.yaml", 'no LoRA "me/x"')

@@ -200,6 +200,27 @@ def test_a_run_whose_objects_are_gone_is_published_from_its_own_evaluations(run,
     assert "nothing is measured anew" in caplog.text or "nothing is measured anew" in capsys.readouterr().err
 
 
+def test_the_card_of_an_earlier_lora_tells_of_its_own_epochs(run: diffrl.Run, tmp_path: Path) -> None:
+    """RUN/healthy was evaluated before the run's end; of a LoRA from elsewhere the run's evaluations say nothing."""
+    longer = tmp_path / "longer"
+    shutil.copytree(run.folder, longer)
+    lines = (longer / "metrics.jsonl").read_text().splitlines()
+    later = json.loads(lines[-1]) | {"epoch": 2, "samples": 8, "eval/redness": 0.987}
+    (longer / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(later)]) + "\n")
+    shutil.copytree(longer / "lora", longer / "healthy", dirs_exist_ok=True)
+    (longer / "healthy/evaluation.json").write_text('{"epoch": 1, "step": 1}')
+    shutil.copytree(longer / "lora", longer / "dial/lora")
+
+    newest, healthy, dialled = (
+        (publish(longer, tmp_path / name, lora=lora and longer / lora, prompts=0) / "README.md").read_text()
+        for name, lora in (("newest", None), ("earlier", "healthy"), ("other", "dial"))
+    )
+    trained = json.loads(lines[-1])["eval/redness"]
+    assert "2 epochs, 8 images" in newest and "| 0.987 |" in newest
+    assert "1 epochs, 4 images" in healthy and f"| {trained:.3f} |" in healthy and "0.987" not in healthy
+    assert "0.987" not in dialled and "| redness | trained | 1 |" in dialled and "Nothing: neither" in dialled
+
+
 def test_pushing_makes_the_repository_and_fails_in_one_line(folder: Path, monkeypatch, capsys) -> None:
     from huggingface_hub import HfApi
 
