@@ -10,15 +10,21 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from diffrl.errors import say
+from diffrl.errors import in_one_line, say
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Start the processes, and wait for them; the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     print("diffrl: starting the processes ...", flush=True)
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    try:
+        from torch.distributed import DistError
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+    except ModuleNotFoundError as error:
+        say(f"diffrl: error: {sys.executable} has no {error.name}; activate the environment that diffrl is in")
+        return 2
 
     try:
         if words[:1] == ["accelerate"]:
@@ -35,6 +41,10 @@ def main(words: Sequence[str] | None = None) -> int:
         if failure.exitcode < 0:
             say(f"diffrl: rank {rank} was ended by {failure.signal_name()}")
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except (RendezvousError, DistError) as error:
+        reason = in_one_line(error.__cause__ or error)
+        say(f"diffrl: error: the machines did not meet: {reason}; MASTER=ADDRESS names the first one to scripts/launch")
+        return 1
     except SignalException as error:  # the processes have had it, too, and have ended
         return 128 + int(error.sigval)
     except subprocess.CalledProcessError as error:

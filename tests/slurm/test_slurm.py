@@ -76,7 +76,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     text = CONF.format(host=socket.gethostname().partition(".")[0], folder=folder, ports=free_ports(3))
     (folder / "slurm.conf").write_text(text)
     path = f"{folder / 'bin'}:{os.environ['PATH']}:/usr/sbin"
-    more = {"OMP_NUM_THREADS": "1", "SLURM_GPUS_ON_NODE": "1", "MASTER": "127.0.0.1"}
+    more = {"OMP_NUM_THREADS": "1", "SLURM_GPUS_ON_NODE": "1"}  # n1 resolves nowhere: Slurm's address is taken
     environment = {**os.environ, **more, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
     if subprocess.run(["pgrep", "-x", "munged"], capture_output=True, check=False).returncode:
         Path("/run/munge").mkdir(exist_ok=True)

@@ -109,3 +109,22 @@ def test_a_launch_ends_as_the_process_did_without_a_traceback(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code and done.stdout == "diffrl: starting the processes ...\n"
     assert "Traceback" not in done.stderr and "ChildFailedError" not in done.stderr and last in done.stderr
+
+
+def test_what_stops_a_launch_before_its_processes_start_is_one_line(monkeypatch, capsys) -> None:
+    """A Python without torch, which a job calls whose environment is not active, and machines that do not meet."""
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    from diffrl import launch
+
+    def unmet(words: list[str]) -> None:
+        raise RendezvousConnectionError("the store has failed; see the cause") from OSError("n1:20000 timed out")
+
+    monkeypatch.setattr("torch.distributed.run.main", unmet)
+    assert launch.main(["--nnodes", "2"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("diffrl: error: the machines did not meet: OSError: n1:20000 timed out; MASTER=ADDRESS")
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    assert launch.main(["--nnodes", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"diffrl: error: {sys.executable} has no torch") and said.count("\n") == 1
