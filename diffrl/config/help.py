@@ -135,7 +135,8 @@ def _words(annotation: Any) -> str:
     if origin is list:
         return f"list of {_words(arguments[0])}s" if arguments[0] is not str else "list of names"
     if origin is tuple:
-        return f"two {_words(arguments[0])}s"
+        kind, *rest = _words(arguments[0]).split(" or ")
+        return f"two {kind}s{' or nulls' if rest else ''}"
     if origin is dict:
         return "keys and values"
     return _WORDS.get(annotation, str(annotation))

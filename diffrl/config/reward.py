@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, model_serializer
 
-from diffrl.config.base import PathText, Problem, Section, key, section
+from diffrl.config.base import PAIR, PathText, Problem, Section, key, section
 from diffrl.errors import nearest
 from diffrl.rewards.order import in_order, needed
-
-
-class Clip(Section):
-    low: FiniteFloat | None = key(None, "lower scores count as this; null: no bound")
-    high: FiniteFloat | None = key(None, "higher scores count as this; null: no bound")
 
 
 class Bound(Section):
@@ -45,15 +40,18 @@ class Unit(Section):
 
     def steps(self) -> dict[str, dict[str, Any]]:
         """{step: arguments} for `diffrl.rewards.compose`; a bound of null is left to its default."""
-        return {
-            name: {k: v for k, v in arguments.items() if v is not None} for name, arguments in self.model_dump().items()
-        }
+        found = self.model_dump()
+        if "clip" in found:
+            found["clip"] = dict(zip(("low", "high"), found["clip"], strict=True))
+        return {name: {k: v for k, v in arguments.items() if v is not None} for name, arguments in found.items()}
 
 
 class Shape(Unit):
     """Steps from the plain score to what is optimised; applied in the order of `diffrl.rewards.order.STEPS`."""
 
-    clip: Clip | None = key(None, "hold the score within bounds")
+    clip: Annotated[tuple[FiniteFloat | None, FiniteFloat | None], PAIR] | None = key(
+        None, "[low, high] within which the score is held; null: no bound on this side"
+    )
     modulate: Modulate | None = key(None, "s (base + (1 - base) by): base and bonus, not a sum (FIRM)")
     confidence: Confidence | None = key(
         None, "exp(-u / std u) of the distance from the group's mean: u is how far another judge disagrees (Ctrl-U)"
@@ -180,11 +178,12 @@ def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) ->
     """Raise Problem where steps name what is not there, read in a ring, have no effect, or can do nothing."""
     entries: dict[str, Watched] = {**watch, **rewards}
     for name, reward in rewards.items():
-        where, shape, clip = f"rewards.{name}.shape", reward.shape, reward.shape.clip
-        if clip is not None and clip.low is None and clip.high is None:
-            raise Problem(f"{where}.clip", "neither low nor high is given")
-        if clip is not None and clip.low is not None and clip.high is not None and clip.low >= clip.high:
-            raise Problem(f"{where}.clip", f"low {clip.low:g} is not below high {clip.high:g}")
+        where, shape = f"rewards.{name}.shape", reward.shape
+        low, high = shape.clip or (0.0, None)
+        if low is None and high is None:
+            raise Problem(f"{where}.clip", "[null, null] holds nothing; give one bound or leave it out")
+        if low is not None and high is not None and low >= high:
+            raise Problem(f"{where}.clip", f"[{low:g}, {high:g}]: the first is not below the second")
         if shape.modulate is not None:
             _check_other(f"{where}.modulate.by", name, shape.modulate.by, entries)
             check_unit(f"{where}.modulate", name, reward)
@@ -206,7 +205,7 @@ def check_unit(where: str, name: str, entry: Watched) -> None:
     shape = entry.shape
     if shape.bound:
         return
-    if isinstance(shape, Shape) and shape.clip and shape.clip.low == 0 and shape.clip.high == 1:
+    if isinstance(shape, Shape) and shape.clip == (0, 1):
         return
     low, high = declared_range(entry.plugin or name)
     if low < 0 or high > 1:

@@ -279,7 +279,7 @@ SPATIAL = r"rewards\.redness\.spatial"
         ({"objective": "rwr"}, SPATIAL + r": .* rwr\.weights: linear"),
         ({"rewards": {"redness": {"plugin": f"{DATA}/redness.py:Redness", "spatial": True}}}, SPATIAL + ": .* no map"),
         ({"rewards": {"redness": {**MAPPED["redness"], "cache": "scores"}}}, r"rewards\.redness\.cache: is of scores"),
-        ({"rewards": {"redness": {**MAPPED["redness"], "shape": {"clip": {"high": 1}}}}}, r"\.shape: is of scores"),
+        ({"rewards": {"redness": {**MAPPED["redness"], "shape": {"clip": [None, 1]}}}}, r"\.shape: is of scores"),
         ({"advantages": {"agree": "leave_out"}}, r"advantages: does not go with rewards\.redness\.spatial"),
         ({"rollout": {"scout": {}}}, r"rollout\.scout: does not go with rewards\.redness\.spatial"),
     ],

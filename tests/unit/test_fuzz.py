@@ -40,7 +40,7 @@ def test_the_mutations_were_of_both_kinds() -> None:
         ("optimise.max_grad_norm=1e-300", "optimise.max_grad_norm: expected at least 1e-06"),
         ("optimise.learning_rate=1e-300", "optimise.learning_rate: expected at least 1e-12"),
         ("rollout.window_move=[1,1e300]", "rollout.window_move"),
-        ("rewards.jpeg.shape.clip.low=-1e300", "rewards.jpeg.shape.clip.low: expected at least -1e+09"),
+        ("rewards.jpeg.shape.clip=[-1e300,1]", "rewards.jpeg.shape.clip: expected at least -1e+09"),
         ("rollout.resolution=1000000", "rollout.resolution: expected a side of 8 to 16384 pixels"),
         ("lora.rank=100000000", "lora.rank: expected at most 8192"),
         ("run_dir=/", 'run_dir: "/" holds more than a run'),

@@ -184,6 +184,8 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
     every = values.pop("dpo.every", None)
     if values.get("dpo.ring") is not None:
         values["dpo.follow"] = every
+    for key in [key for key in values if key.endswith(".shape.clip.low")]:
+        values[key[:-4]] = [values.pop(key), values.pop(f"{key[:-4]}.high")]
     if "direct.pair.hinge" in values:
         values["direct.cap"] = values.pop("direct.pair.hinge")
     assert values.pop("direct.checkpoint_decoder", False) == bool(values.get("direct.decode_chunk"))

@@ -122,7 +122,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-u
 
 
 def test_a_config_composes_and_survives_a_round_trip(write) -> None:  # type: ignore[no-untyped-def]
-    shape = {"clip": {"low": 0, "high": 1}, "bound": None, "modulate": {"by": "ocr", "base": 0.9}}
+    shape = {"clip": [0, 1], "bound": None, "modulate": {"by": "ocr", "base": 0.9}}
     path = write({"aesthetic": {"shape": shape}, "clip": {}}, {"ocr": {}})
     config = load_config(path, ["rewards.clip.shape.bound.scale=2"])
     assert config.rewards["aesthetic"].shape.steps() == {
@@ -150,8 +150,9 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ({"clip": {"low": 2, "high": 1}}, "rewards.a.shape.clip: low 2 is not below high 1"),
-        ({"clip": {}}, "rewards.a.shape.clip: neither low nor high is given"),
+        ({"clip": [2, 1]}, "rewards.a.shape.clip: [2, 1]: the first is not below the second"),
+        ({"clip": [None, None]}, "rewards.a.shape.clip: [null, null] holds nothing"),
+        ({"clip": {"high": 1}}, "rewards.a.shape.clip: expected a list of two such as [1, 2], got a section"),
         ({"modulate": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
         ({"modulate": {"by": "a"}}, 'rewards.a.shape.modulate.by: "a" names itself'),
         ({"confidence": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
@@ -181,7 +182,7 @@ def test_steps_that_could_have_no_effect_are_refused(write) -> None:  # type: ig
 
 def test_the_help_shows_the_steps() -> None:
     text = help_config()
-    assert text.count("\n      clip:") == text.count("        low: null") == 1, "once, not for each kind of reward"
+    assert text.count("\n      clip: null") == text.count("        base: 0.4") == 1, "once, not for each kind of reward"
     assert text.count("  NAME:\n") == 3, "a reward's, a student's of evaluate.also, and a teacher's of opd"
 
 
