@@ -5,6 +5,7 @@ Shapes: B images, H x W pixels, D the width of the embedding.
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from abc import ABC, abstractmethod
@@ -307,10 +308,19 @@ def clip_bytes(model: str, precision: str, pretrained: str | None = "", **_: Any
         config = open_clip.get_model_config(name)
     if config is None or precision not in PRECISIONS:
         return None
-    kind = open_clip.CustomTextCLIP if config.get("custom_text") else open_clip.CLIP
+    return _clip_parameters(json.dumps(config)) * PRECISIONS[precision].itemsize
+
+
+@functools.lru_cache(maxsize=8)  # advice asks again and again
+def _clip_parameters(text: str) -> int:
+    """How many numbers the model of a config of `open_clip` has."""
+    import open_clip
+
+    config = json.loads(text)
+    kind = open_clip.CustomTextCLIP if config.pop("custom_text", None) else open_clip.CLIP
     with torch.device("meta"):
-        made = kind(**{key: value for key, value in config.items() if key != "custom_text"})
-    return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
+        made = kind(**config)
+    return sum(parameter.numel() for parameter in made.parameters())
 
 
 class CosineReward:

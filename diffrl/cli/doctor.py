@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffrl.config import Config
 from diffrl.errors import UserError, in_one_line
 from diffrl.memory.cards import Card
 from diffrl.resources import shipped, shipped_configs
 from diffrl.version import __version__
+
+if TYPE_CHECKING:
+    from diffrl.memory.counted import Counted
 
 OK, WARN, BAD = "ok", "warn", "FAIL"
 ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
@@ -56,15 +59,22 @@ def examine(ours: bool = False) -> bool:
 
 
 def check_fit(
-    config: Config, gpu: float | Card | None = None, processes: int | None = None, nodes: int = 1, fsdp2: bool = False
+    config: Config,
+    gpu: float | Card | None = None,
+    processes: int | None = None,
+    nodes: int = 1,
+    fsdp2: bool = False,
+    counted: Counted | None = None,
 ) -> bool:
     """Print what a config needs on each device, and what to change if that is more than there is.
 
     `gpu`: GiB of the devices that it is meant for, or what they are; None: what is free here. `processes`: of all
-    `nodes` together; None: WORLD_SIZE. `fsdp2`: the network is spread over them.
+    `nodes` together; None: WORLD_SIZE. `fsdp2`: the network is spread over them. `counted`: what configs before this
+    one have in common with it.
     """
     from diffrl.launched import launched_with_fsdp
     from diffrl.memory.advice import advise
+    from diffrl.memory.counted import Counted
     from diffrl.memory.fit import MARGIN, PICTURE, estimate
     from diffrl.memory.rewards import RATE
 
@@ -73,8 +83,9 @@ def check_fit(
         raise UserError(f"doctor: --nodes {nodes} do not divide --processes {world}")
     here, sharded = world // nodes, fsdp2 or launched_with_fsdp()
     card, gpu = (gpu, gpu.memory) if isinstance(gpu, Card) else (None, gpu)
+    counted = counted or Counted()
     with _progress() as tell:
-        fit = estimate(config, world, sharded, tell=tell)
+        fit = estimate(config, world, sharded, counted, tell=tell)
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
@@ -101,8 +112,8 @@ def check_fit(
         print(f"it fits{close * short}")
         return True
     with _progress() as tell:
-        advice = advise(config, free, world, fit, sharded, tell)
-        spread = None if advice else estimate(config, max(world, 8), sharded=True, tell=tell)
+        advice = advise(config, free, world, fit, sharded, counted, tell)
+        spread = None if advice else estimate(config, max(world, 8), True, counted, tell=tell)
     if advice is not None:
         print(f"it does not fit; with {advice[0].total / GIB:.1f} GiB it would: {' '.join(advice[1])}")
     else:

@@ -53,13 +53,15 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
             return 0 if examine() else 1
         from diffrl.cli.doctor import check_fit
         from diffrl.config import load_config
+        from diffrl.memory.counted import Counted
 
+        counted = Counted()  # in one process: what takes long to import or to count is so once
         (names, overrides), good = configs_of(words), True
-        for name in names or words[:1]:  # in one process: what takes long to import is imported once
+        for name in names or words[:1]:
             if len(names) > 1:
                 print(f"{name}:", flush=True)
             config = load_config(name, overrides, world)
-            good = check_fit(config, gpu, world, nodes or 1, arguments.fsdp2) and good
+            good = check_fit(config, gpu, world, nodes or 1, arguments.fsdp2, counted) and good
         return 0 if good else 1
 
 

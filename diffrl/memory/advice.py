@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from diffrl.config import Config
+from diffrl.memory.counted import Counted
 from diffrl.memory.fit import CONTEXT, ENCODING, REWARDS, SCORING, SLACK, Fit, estimate
 from diffrl.memory.rewards import judges_of
 
@@ -27,20 +28,22 @@ def advise(
     world: int = 1,
     fit: Fit | None = None,
     sharded: bool = False,
+    counted: Counted | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Fit, list[str]] | None:
     """The fastest setting that fits into `free` bytes and overrides that make it, none if the config fits; None:
     nothing helps.
 
-    `fit`: the config's estimate, if it is known.
+    `fit`: the config's estimate, if it is known; `counted`: what it was counted with.
     """
-    fit = estimate(config, world, sharded, tell=tell) if fit is None else fit
+    counted = counted or Counted()
+    fit = estimate(config, world, sharded, counted, tell=tell) if fit is None else fit
     changed: dict[str, Any] = {}
 
     def attempt(changes: Mapping[str, Any], phase: str, before: Fit) -> Fit:
         """The estimate with these changes, of which only this phase is counted anew."""
         others = {name: size for name, size in before.peaks.items() if not name.startswith(phase)}
-        return estimate(_with(config, changes), world, sharded, replace(before, peaks=others), tell)
+        return estimate(_with(config, changes), world, sharded, counted, replace(before, peaks=others), tell)
 
     # Back-propagated rewards stay where the graph is.
     movable = () if config.method.decodes or config.d2align is not None else judges_of(config).keys

@@ -8,7 +8,7 @@ activations. The arithmetic of an epoch is counted in the same pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.config.image_set import drawn_share
 from diffrl.memory.buffers import held
-from diffrl.memory.hollow import bytes_of, counting, hollow_backbone, with_lora
+from diffrl.memory.counted import Counted
 from diffrl.memory.phases import ImageItself, Phase, Phases
 from diffrl.memory.rewards import judges_of
 from diffrl.memory.selection import micro_batches, rollout_forwards
@@ -95,24 +95,20 @@ class Estimator:
         config: Config,
         world: int = 1,
         sharded: bool = False,
+        counted: Counted | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config, self.world, self.tell = config, world, tell
         self.sharded = sharded and world > 1
-        self.backbone = hollow_backbone(config)
-        # In few bits the network takes as much, too: what is read is the full one.
-        self.read = sum(map(bytes_of, (self.backbone.network, self.backbone.vae, *self.backbone.text_encoders)))
-        self.lora, self.fused = with_lora(self.backbone, config)
-        self.fused.merging = not (config.engine.compile or self.sharded)  # what is compiled does not merge
+        self.counted = counted or Counted()
+        self.hollow = self.counted.hollow(config)
+        self.backbone, self.lora = self.hollow.backbone, self.hollow.lora
+        self.merging = not (config.engine.compile or self.sharded)  # what is compiled does not merge
         stand_ins = {name: ImageItself(name) for name in config.rewards} if config.method.decodes else {}
         self.objective = build_objective(config, config.rollout, stand_ins)
         self.sizes = micro_batches(config, self.objective, world)
         split = any(size % config.rollout.group_size for size in self.sizes)
         self.cost = self.objective.cost(config.rollout, split, config.optimiser_steps)
-        if config.optimise.gradient_checkpointing:
-            self.backbone.network.enable_gradient_checkpointing()
-            if self.backbone.vae._supports_gradient_checkpointing:
-                self.backbone.vae.enable_gradient_checkpointing()
         self.phases = Phases(self.backbone, config)
         self.judges = judges_of(config)
 
@@ -124,26 +120,24 @@ class Estimator:
         beside = held(config, backbone, objective, self.lora, text, self.world)
         parts[EPOCH], away = beside.always, 0
         phases = self._phases()
-        with counting(backbone):
-            kept = self.merged()
-            if kept:
-                # Two references push the trained LoRA's out of the cache, and the graph still has them.
-                copies = KEPT + len(objective.penalties) - 1
-                parts[merged_part(copies)] = away = copies * sum(tensor.nbytes for tensor in kept)
-            for number, (name, phase) in enumerate(phases.items(), start=1):
-                if known is not None and name in known.peaks:
-                    peaks[name], operations[name] = known.peaks[name], known.operations[name]
-                    continue
-                self.tell(f"counting {name} ({number} of {len(phases)})")
-                peak, operations[name] = self.phases.count(phase, kept)
-                # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
-                peaks[name] = peak + getattr(beside, name.split()[0], 0)
+        if kept := self.merged():
+            # Two references push the trained LoRA's out of the cache, and the graph still has them.
+            copies = KEPT + len(objective.penalties) - 1
+            parts[merged_part(copies)] = away = copies * sum(tensor.nbytes for tensor in kept)
+        for number, (name, (key, phase)) in enumerate(phases.items(), start=1):
+            if known is not None and name in known.peaks:
+                peaks[name], operations[name] = known.peaks[name], known.operations[name]
+                continue
+            self.tell(f"counting {name} ({number} of {len(phases)})")
+            peak, operations[name] = self.hollow.count(self.phases, phase, key, self.merging)
+            # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
+            peaks[name] = peak + getattr(beside, name.split()[0], 0)
         work = self._work(operations)
-        encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
+        encoders = self.hollow.encoders
         waits, judges = parts["network"] + away, self.judges
         # Encoders, and rewards, that are smaller than what makes room for them need nothing on top of the parts.
         peaks[ENCODING] = max(encoders - (waits if config.engine.encoders == "apart" else 0), 0)
-        students = _add_students(config, peaks)
+        students = self._add_students(peaks)
         if judges.resident:
             parts[REWARDS] = sum(judges.resident.values())
         if judges.visiting:
@@ -154,58 +148,63 @@ class Estimator:
             peaks[APART] = max(max(judges.apart.values()) - (0 if config.evaluate.also else waits), 0)
         # The network lies there before it is spread over devices, and while others take its place.
         room = config.engine.encoders == "apart" or judges.apart
-        below = bytes_of(backbone.network) - self.lora if self.sharded or room else 0
+        below = self.hollow.network if self.sharded or room else 0
         host = below + encoders + students + judges.host
         copied = judges.copied(parts["network"])
         length = (backbone.max_length, backbone.prompts_length is not None) if backbone.own_lengths else None
-        return Fit(parts, peaks, max(self.sizes), host, work, operations, self.read, copied, judges.unknown, length)
+        return Fit(
+            parts, peaks, max(self.sizes), host, work, operations, self.hollow.read, copied, judges.unknown, length
+        )
 
     def merged(self) -> list[Tensor]:
-        """Weights with the LoRA in them, which rollouts keep; inside of `counting`."""
-        return self.fused.prepare(PRECISIONS[self.config.optimise.precision]) if self.fused.merging else []
+        """Weights with the LoRA in them, which rollouts keep."""
+        return self.hollow.merged() if self.merging else []
 
     def _parts(self) -> dict[str, int]:
-        network, optimise = self.backbone.network, self.config.optimise
+        hollow, optimise = self.hollow, self.config.optimise
         copies = 1 + len(self.objective.snapshots) + self.cost.loras + bool(optimise.ema.decay)
         copies += self.config.lora.start is not None and self.config.lora.reference == "start"
-        frozen = bytes_of(network) - self.lora
-        if self.sharded:
-            kinds = getattr(network, "_no_split_modules", None) or ()
-            blocks = (bytes_of(m) for m in network.modules() if type(m).__name__ in kinds)
-            if whole := 2 * max(blocks, default=0):
-                frozen = frozen // self.world + whole
-        tables = sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point())
+        frozen = hollow.network
+        if self.sharded and hollow.block:
+            frozen = frozen // self.world + 2 * hollow.block
         return {
             "network": frozen,
-            "positions and other tables of the network": tables * PRECISIONS[optimise.precision].itemsize,
-            "autoencoder": bytes_of(self.backbone.vae),
+            "positions and other tables of the network": hollow.tables * PRECISIONS[optimise.precision].itemsize,
+            "autoencoder": hollow.autoencoder,
             f"LoRA, {copies} of them": copies * self.lora,
             "gradient and Adam's moments": 3 * self.lora,
         }
 
-    def _phases(self) -> dict[str, Phase]:
-        """By name; the first word is that of `Held`. Where nothing is drawn to train on, evaluations still draw."""
+    def _phases(self) -> dict[str, tuple[Hashable, Phase]]:
+        """By name, with what each depends on; the first word is that of `Held`. Where nothing is drawn to train on,
+        evaluations still draw."""
         rollout, objective, rows = self.config.rollout, self.objective, max(self.sizes)
-        backbone = self.backbone
-        free = backbone.classifier_free
+        backbone, phases = self.backbone, self.phases
+        free, guidance, beside = backbone.classifier_free, rollout.guidance_scale, guidance_beside(objective, self.cost)
         batch, trained = (
-            count * (2 if free and guidance != 1 else 1)
-            for count, guidance in ((rollout.batch_size, rollout.guidance_scale), (rows, objective.guidance_scale))
+            count * (2 if free and scale != 1 else 1)
+            for count, scale in ((rollout.batch_size, guidance), (rows, objective.guidance_scale))
         )
-        train = partial(self.phases.train, rows, objective, guidance_beside(objective, self.cost))
-        phases: dict[str, Phase] = {PICTURE: self.phases.encode} if self.config.image_set is not None else {}
+        # A method that decodes trains through more than these numbers say.
+        training = None if self.config.method.decodes else ("train", rows, objective.guidance_scale, beside)
+        found: dict[str, tuple[Hashable, Phase]] = {}
+        if self.config.image_set is not None:
+            found[PICTURE] = "encode", phases.encode
         if (judged := resized(backbone, self.config.evaluate.resolution, "evaluate.resolution")) is not None:
             evaluate = self.config.evaluate
             images = min(rollout.batch_size, -(-evaluate.prompts // self.world) * evaluate.per_prompt)
             drawn = rollout.model_copy(update={"batch_size": images})
-            larger = Phases(judged, self.config.model_copy(update={"rollout": drawn}))
-            rows = images * batch // rollout.batch_size
-            phases[f"{JUDGING} {rows} rows"] = partial(larger.sample, images, rollout.guidance_scale)
-            phases[f"{JUDGING}, decoding"] = larger.decode
-        return phases | {
-            f"sampling {batch} rows": partial(self.phases.sample, rollout.batch_size, rollout.guidance_scale),
-            "decoding": self.phases.decode,
-            f"training {trained} rows": train,
+            larger, size = Phases(judged, self.config.model_copy(update={"rollout": drawn})), str(evaluate.resolution)
+            sample = partial(larger.sample, images, guidance)
+            found[f"{JUDGING} {images * batch // rollout.batch_size} rows"] = ("sample", images, guidance, size), sample
+            found[f"{JUDGING}, decoding"] = ("decode", larger.chunk, size), larger.decode
+        return found | {
+            f"sampling {batch} rows": (
+                ("sample", rollout.batch_size, guidance),
+                partial(phases.sample, rollout.batch_size, guidance),
+            ),
+            "decoding": (("decode", phases.chunk), phases.decode),
+            f"training {trained} rows": (training, partial(phases.train, rows, objective, beside)),
         }
 
     def _work(self, operations: Mapping[str, int]) -> dict[str, float]:
@@ -228,36 +227,34 @@ class Estimator:
         }
         return {name: value for name, value in work.items() if value}
 
+    def _add_students(self, peaks: dict[str, int]) -> int:
+        """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
+        host, config = 0, self.config
+        for name, section in config.evaluate.also.items():
+            own = section.drawn(config)
+            hollow = self.counted.hollow(own)
+            backbone, count, guidance = hollow.backbone, config.rollout.batch_size, own.rollout.guidance_scale
+            weights = hollow.network + hollow.lora + hollow.autoencoder
+            rows = count * (2 if backbone.classifier_free and guidance != 1 else 1)
+            phases = Phases(backbone, own)
+            drawn = hollow.count(phases, partial(phases.sample, count, guidance), ("sample", count, guidance))
+            decoded = hollow.count(phases, phases.decode, ("decode", phases.chunk))
+            peak = max(drawn[0], decoded[0]) + KEPT * sum(tensor.nbytes for tensor in hollow.merged())
+            peaks[f"sampling {rows} rows on {name}"] = peak + weights
+            host += hollow.encoders + weights
+        return host
+
 
 def estimate(
     config: Config,
     world: int = 1,
     sharded: bool = False,
+    counted: Counted | None = None,
     known: Fit | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """What one process of `world` needs for this config; see `Estimator` and its `fit`."""
-    return Estimator(config, world, sharded, tell).fit(known)
-
-
-def _add_students(config: Config, peaks: dict[str, int]) -> int:
-    """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
-    host = 0
-    for name, section in config.evaluate.also.items():
-        own = section.drawn(config)
-        backbone = hollow_backbone(own)
-        _, fused = with_lora(backbone, own)
-        weights = bytes_of(backbone.network) + bytes_of(backbone.vae)
-        rows = config.rollout.batch_size * (2 if backbone.classifier_free and own.rollout.guidance_scale != 1 else 1)
-        phases = Phases(backbone, own)
-        with counting(backbone):
-            kept = fused.prepare(PRECISIONS[config.optimise.precision])
-            sample = partial(phases.sample, config.rollout.batch_size, own.rollout.guidance_scale)
-            peak = max(phases.count(phase, kept)[0] for phase in (sample, phases.decode))
-            peak += KEPT * sum(tensor.nbytes for tensor in kept)
-        peaks[f"sampling {rows} rows on {name}"] = peak + weights
-        host += sum(bytes_of(encoder) for encoder in backbone.text_encoders) + weights
-    return host
+    return Estimator(config, world, sharded, counted, tell).fit(known)
 
 
 def auto_micro_batch(config: Config, device: torch.device, accelerator: Accelerator, sharded: bool = False) -> Config:
@@ -267,12 +264,12 @@ def auto_micro_batch(config: Config, device: torch.device, accelerator: Accelera
     """
     if config.optimise.micro_batch != "auto":
         return config
-    free, world = 0.8 / MARGIN * free_bytes(device), accelerator.num_processes
+    free, world, counted = 0.8 / MARGIN * free_bytes(device), accelerator.num_processes, Counted()
 
     def training(rows: int) -> tuple[Config, float]:
         optimise = config.optimise.model_copy(update={"micro_batch": rows})
         tried = config.model_copy(update={"optimise": optimise})
-        fit = estimate(tried, world, sharded)
+        fit = estimate(tried, world, sharded, counted)
         peak = max(size for name, size in fit.peaks.items() if name.startswith("training"))
         to_come = fit.parts["network"] if sharded and world > 1 else 0  # it is shared out later
         return tried, SLACK * (peak + fit.parts[EPOCH] + to_come)

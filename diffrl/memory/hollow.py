@@ -44,13 +44,27 @@ def architecture(model: str) -> Path | None:
     return folder if hub and (folder / "model_index.json").is_file() else None
 
 
-def hollow_backbone(config: Config) -> Any:
-    """The family's backbone over modules without weights (on the meta device), from the model's configs."""
+def kind_of(config: Config) -> tuple[Any, ...]:
+    """What `hollow_backbone` and `with_lora` read of a config."""
+    family = _sources(config)[-1]
+    prompts = repr((config.prompts.train, config.prompts.test)) if family.own_lengths else ""
+    engine = config.engine.model_dump_json(exclude={"encoders", "decode"})  # advice tries these: a phase's business
+    sizes = (config.rollout.resolution, config.text_length, config.optimise.precision)
+    return config.model, config.family, *sizes, prompts, engine, repr(spec_of(config.lora))
+
+
+def _sources(config: Config) -> tuple[str, str, Mapping[str, Any], Any]:
+    """The model without a single file's name, where its configs are, its model_index.json and its family."""
     base = (split(config.model) or (config.model,))[0] or config.model
     shape = architecture(base)
     source, index = find_model(base if shape is None else str(shape))
+    return base, source, index, find_family(str(index["_class_name"]), config.family)
+
+
+def hollow_backbone(config: Config) -> Any:
+    """The family's backbone over modules without weights (on the meta device), from the model's configs."""
+    base, source, index, family = _sources(config)
     pipe = made_pipeline(source, index, PRECISIONS[config.optimise.precision])
-    family = find_family(str(index["_class_name"]), config.family)
     length = settings_of(source).get("max_sequence_length")
     backbone = family(pipe, config.rollout.resolution, length)
     if config.text_length is not None:
@@ -112,19 +126,21 @@ def _made_on(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def counting(backbone: Any) -> Iterator[None]:
+def counting(backbone: Any, mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
     """Inside, network and autoencoder are of fake tensors, and whatever is made of floats is fake, too.
 
-    Raises UserError for a network that its family says cannot be counted so.
+    `mode`: what it gave before for this backbone, whose tensors are of that one. Raises UserError for a network that
+    its family says cannot be counted so.
     """
     if not backbone.counted:
         name = type(backbone.network).__name__
         raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), Layout(), backbone.counting():
+    entered = mode or FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(), entered, Layout(), backbone.counting():
         warnings.filterwarnings("ignore", "(?i).*data pointer")  # merged weights ask where a tensor lies: nowhere
-        for module in (backbone.network, backbone.vae):
+        for module in (backbone.network, backbone.vae) if mode is None else ():
             pretend(module)
-        yield
+        yield entered
 
 
 def with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:

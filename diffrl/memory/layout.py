@@ -67,15 +67,22 @@ def _places(index: Tensor | None) -> list[Tensor | None]:
 def pretend(module: nn.Module) -> None:
     """Put fake tensors of the CPU in the place of the meta device's: autocast knows the CPU.
 
-    Weights that are alike share one: nothing is read or written, and none of them is counted where it is used.
+    Weights that are alike share one: nothing is read or written, and none of them is counted where it is used. Frozen
+    ones are one parameter, too, so that the module's bytes are to be asked for before.
     """
     fakes = dict[tuple[torch.Size, torch.dtype], Tensor]()
+    frozen = dict[tuple[torch.Size, torch.dtype], nn.Parameter]()
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
                 if (key := (p.shape, p.dtype)) not in fakes:  # codes of weights, too, are whole numbers, and no layout
                     fakes[key] = torch.empty(p.shape).to(p.dtype)
-                part._parameters[name] = nn.Parameter(fakes[key], requires_grad=p.requires_grad)
+                if p.requires_grad:
+                    part._parameters[name] = nn.Parameter(fakes[key])
+                    continue
+                if key not in frozen:
+                    frozen[key] = nn.Parameter(fakes[key], requires_grad=False)
+                part._parameters[name] = frozen[key]
         for name, b in part._buffers.items():
             if b is not None:
                 part._buffers[name] = _empty(b)

@@ -17,6 +17,7 @@ from diffrl.config import load_config
 from diffrl.memory import advice, fit
 from diffrl.memory.advice import advise
 from diffrl.memory.buffers import Alive, held
+from diffrl.memory.counted import Counted
 from diffrl.memory.phases import Phases
 from diffrl.memory.selection import rollout_forwards
 from diffrl.policy import load_policy
@@ -152,6 +153,21 @@ def test_a_sharded_network_is_counted_by_its_share_and_two_blocks(tmp_path: Path
     assert four.parts["autoencoder"] == whole.parts["autoencoder"]
 
 
+def test_configs_that_share_a_network_are_counted_as_each_alone(config_file) -> None:
+    """One after the other, and again in the other order: no count leaves anything behind for the next one."""
+    path, half = config_file("run"), "optimise.micro_batch=0.5"
+    cases = [
+        ([], 1), (["optimise.gradient_checkpointing=true"], 1), ([half], 1), (["optimise.precision=bf16"], 1),
+        ([], 4),  # spread: nothing is merged
+        (["evaluate.resolution=32", "rollout.guidance_scale=1"], 1), (WORKS["direct"], 1),
+    ]  # fmt: skip
+    configs = [(load_config(path, words), world, world > 1) for words, world in cases]
+    alone, counted = [fit.estimate(*one) for one in configs], Counted()
+    assert [fit.estimate(*one, counted) for one in configs] == alone
+    assert [fit.estimate(*one, counted) for one in reversed(configs)] == alone[::-1]
+    assert len({str(found) for found in alone}) == len(alone)  # each is a count of its own
+
+
 @pytest.mark.long
 def test_advice_fits_and_none_is_given_where_nothing_helps(config_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "CONTEXT", 0)
@@ -275,7 +291,7 @@ WORKS = {
     "scouted": ["objective=nft", "rollout.scout.images=7", "rollout.scout.steps=2"],
     "dpo": ["objective=dpo"],
     "prdp": ["objective=prdp", "rollout.sampler=flow_sde", "rollout.guidance_scale=3"],
-    "sft": ["objective=sft"],
+    "sft": ["objective=rwr", "rwr.weights=best"],
     "opd": ["objective=opd", "opd.teachers={a: {guidance: 3}, b: {prompts: [], everywhere: 0.1}}"],
     "rwr": ["objective=rwr"],
     "srpo": [
