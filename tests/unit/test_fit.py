@@ -155,9 +155,9 @@ def test_a_sharded_network_is_counted_by_its_share_and_two_blocks(tmp_path: Path
 
 def test_configs_that_share_a_network_are_counted_as_each_alone(config_file) -> None:
     """One after the other, and again in the other order: no count leaves anything behind for the next one."""
-    path, half = config_file("run"), "optimise.micro_batch=0.5"
+    path, part = config_file("run"), "optimise.micro_batch=0.25"
     cases = [
-        ([], 1), (["optimise.gradient_checkpointing=true"], 1), ([half], 1), (["optimise.precision=bf16"], 1),
+        ([], 1), (["optimise.gradient_checkpointing=true"], 1), ([part], 1), (["optimise.precision=bf16"], 1),
         ([], 4),  # spread: nothing is merged
         (["evaluate.resolution=32", "rollout.guidance_scale=1"], 1), (WORKS["direct"], 1),
     ]  # fmt: skip
