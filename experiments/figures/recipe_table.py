@@ -23,7 +23,7 @@ FACTS = ("sources", "differs", "hardware", "time", "evidence")
 # What a recipe without the line is.
 UNSAID = {
     "time": "not measured",
-    "evidence": "not verified; tried: a tiny pipeline of its family, the count of its memory",
+    "evidence": "not verified; tried: `--dry-run` and `doctor` on a tiny pipeline of its classes",
 }
 ORIGINS = ("paper", "code", "ours")
 INTRO = """# Recipes
@@ -35,10 +35,10 @@ the weights and the hardware that it names, and no other file: the prompts are s
 A recipe has only what differs from the defaults (`diffrl train --help-config`) and from its model's preset (resolution,
 precision and evaluation: `diffrl/config/presets.py`); a run's `config.yaml` has every value.
 
-**Evidence** says what is known of a recipe. *not verified*: its family passes `diffrl models check` on a tiny pipeline,
-and no training of the real model with it is known. *runs*: somebody has, for a few epochs. *reproduces*: a
-published figure was reached, and the file says which. Before you compare, read
-[where paper, code and we differ](../experiments/notebook/differences.md).
+**Evidence** says what is known of a recipe. *not verified*: no training of the real model with it is known; beside it
+stands what was tried (`tests/integration/test_recipes.py` does it with each; rewards and teachers are stand-ins).
+*runs*: somebody has trained, for a few epochs at least. *reproduces*: a published figure was reached, and the file says
+which. Before you compare, read [where paper, code and we differ](../experiments/notebook/differences.md).
 
 **Source** of a value: *code* (what the authors released, where there is such), *paper* or *ours*. *(unchecked)*: known
 from notes by others. `tests/data/facts.csv` in the repository names repository, file and key of each value of theirs.

@@ -39,7 +39,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "sd35/dense_pickscore": {"optimise.batch_size": 1152},
     "sd35/dpo_ocr": {"dpo.timestep_sampling": "logit_normal_3", "dpo.b": 100.0},
     "sd35/rwr_ocr": {"rwr.timestep_sampling": "logit_normal_3", "optimise.ema.every": 8, "optimise.ema.warmup": True},
-    "sd35/sft_ocr": {"sft.timestep_sampling": "logit_normal_3"},
+    "sd35/sft_ocr": {"rwr.weights": "best", "rwr.timestep_sampling": "logit_normal_3"},
     "sd35/hicogen_noise_ocr": {"optimise.ema.every": 8, "grpo.published": ["kl", "first", "skip_zero"]},
     "flux/branch_hpsv2": {
         "rollout.shift": 3.0,
@@ -128,12 +128,13 @@ def test_there_are_recipes() -> None:
 def test_a_recipe_says_where_every_value_comes_from() -> None:
     for recipe in recipe_table.recipes():
         assert tuple(sorted(recipe.facts)) == tuple(sorted(recipe_table.FACTS)), f"{recipe.name}: the header's lines"
-        assert re.match(r"not verified|runs|reproduces", recipe.facts["evidence"]), recipe.name
+        assert re.match(r"not verified; tried: \S|(runs|reproduces) \(", recipe.facts["evidence"]), recipe.name
         unknown = [value.key for value in recipe.values if not value.origin]
         assert not unknown, f"{recipe.name}: every value's line ends with # paper, # code or # ours"
         text = shipped("configs", *f"{recipe.name}.yaml".split("/")).read_text(encoding="utf-8")
         assert text.startswith("#"), f"{recipe.name}: a recipe says what it is"
         ours = recipe.name.startswith("playground/")
+        assert not ours or "# evidence:" in text, f"{recipe.name}: what is said of the others was not tried with it"
         assert ours or "# values:" not in text, f"{recipe.name}: elsewhere every line says it itself"
         origins = {origin for value in recipe.values for origin in value.origin.split(", ")} - {"ours"}
         assert all(f"{origin} = " in recipe.facts["sources"] for origin in origins), recipe.name
