@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards import Card, load_reward
-from diffrl.serving.server import Options, Served, bind, make_server
+from diffrl.serving.server import Options, Served, bind, make_app, server_of
 from diffrl.serving.wire import Limits
 
 REDNESS = f"{Path(__file__).parent / 'data' / 'redness.py'}:Redness"
@@ -68,7 +68,7 @@ def in_thread(server: Any, port: int = 0) -> Iterator[str]:
 
 def running(served: dict[str, Served], port: int = 0, **options: Any) -> AbstractContextManager[str]:
     """The reward server in a thread, at its URL."""
-    return in_thread(make_server(served, Options(**options)), port)
+    return in_thread(server_of(make_app(served, Options(**options))), port)
 
 
 @contextmanager

@@ -161,7 +161,6 @@ class Servers:
         self._turn = int(os.environ.get("RANK") or 0)
         self._tickets = itertools.count()
         self._waiting: list[tuple[int, asyncio.Future[_Server]]] = []
-        self._timer: asyncio.TimerHandle | None = None
         self._looked = 0.0
 
     def widen(self, at_once: int) -> None:
@@ -232,6 +231,8 @@ class Servers:
             finally:
                 server.busy -= 1
                 self._serve()
+                if server.rests:
+                    loop.call_at(server.rests, self._serve)
             first = began if first is None else first
             if min(one.rests for one in self._servers) - first > self.patience:
                 passed = loop.time() - first
@@ -256,8 +257,8 @@ class Servers:
             raise
 
     def _serve(self) -> None:
-        """Hand free places to the oldest requests; come again when the next server has rested."""
-        now = asyncio.get_running_loop().time()
+        """Hand free places to the oldest requests."""
+        now = asyncio.get_running_loop().time() + 1e-3  # a timer may ring a moment early
         while self._waiting:
             if self._waiting[0][1].done():  # given up
                 heappop(self._waiting)
@@ -270,12 +271,6 @@ class Servers:
             self._turn = chosen + 1
             self._servers[chosen].busy += 1
             heappop(self._waiting)[1].set_result(self._servers[chosen])
-        if self._timer is not None:
-            self._timer.cancel()
-        rests = [one.rests for one in self._servers if one.rests > now]
-        self._timer = None
-        if self._waiting and rests:
-            self._timer = asyncio.get_running_loop().call_at(min(rests), self._serve)
 
     async def _attempt(
         self, method: str, server: _Server, url: str, limit: float, body: bytes | None = None, headers: Any = None

@@ -7,12 +7,13 @@ opens connections and sends no headers is not sent away: a proxy in front does t
 from __future__ import annotations
 
 import asyncio
-import hmac
 import socket
+from hmac import compare_digest
 from typing import Any
 
 import uvicorn
 from fastapi import Request
+from fastapi.security.utils import get_authorization_scheme_param
 
 from diffrl.errors import UserError
 from diffrl.rewards.secrets import is_loopback
@@ -21,15 +22,10 @@ from diffrl.serving.wire import Refused
 LEAST_TOKEN = 16  # characters
 
 
-def same_secret(given: str, secret: str) -> bool:
-    """Compared in a time that says nothing of where they differ."""
-    return hmac.compare_digest(given.encode(), secret.encode())
-
-
-def bearer(request: Request) -> str:
-    """The token that a request brings; empty without one."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+def has_token(request: Request, token: str) -> bool:
+    """Whether a request brings the token; compared in a time that says nothing of where they differ."""
+    scheme, given = get_authorization_scheme_param(request.headers.get("authorization"))
+    return scheme.lower() == "bearer" and compare_digest(given.strip().encode(), token.encode())
 
 
 def size_of(request: Request, most: int) -> int:
@@ -75,9 +71,9 @@ def server_of(app: Any) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def url_of(host: str, listener: socket.socket) -> str:
-    """Where a bound socket is reached."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+def url_of(host: str, port: int) -> str:
+    """Where a server is reached."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def bind(host: str, port: int) -> socket.socket:

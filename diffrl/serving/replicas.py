@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.serving.limits import bind, check_address
+from diffrl.serving.limits import bind, check_address, url_of
 from diffrl.serving.server import Options, Served, check_served, make_app
 
 EACH = 4  # requests at a replica at once: one that is scored, and others that are read or wait for a common batch
@@ -55,7 +55,7 @@ def serve_on_ray(
     http = {"host": host, "port": port, "request_timeout_s": options.time_limit + options.read_limit}
     serve.start(http_options=http, logging_config={"log_level": "ERROR"})
     for name, one in wanted.items():
-        application = _application(name, one, options, port).bind()
+        application = _application(name, one, options).bind()
         try:
             serve.run(application, name=name, route_prefix=f"/rewards/{name}", logging_config={"log_level": "ERROR"})
         except Exception as error:
@@ -65,7 +65,7 @@ def serve_on_ray(
             lines = [line.strip() for line in told.splitlines() if line.strip()]
             reason = next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
             raise UserError(f'rewards serve: "{name}" does not start: {reason[:500]}') from error
-    ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    ready(url_of(host, port))
 
 
 def stop() -> None:
@@ -78,7 +78,7 @@ def stop() -> None:
         ray.shutdown()
 
 
-def _application(name: str, one: Wanted, options: Options, port: int) -> Any:
+def _application(name: str, one: Wanted, options: Options) -> Any:
     """Ray's deployment of a reward."""
     from ray import serve
 

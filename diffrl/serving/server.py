@@ -21,7 +21,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
@@ -34,7 +33,7 @@ from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.wrappers import identity_for_cache
 from diffrl.serving import wire
 from diffrl.serving.batcher import Batcher
-from diffrl.serving.limits import bearer, bind, check_address, read_body, same_secret, server_of, size_of, url_of
+from diffrl.serving.limits import bind, check_address, has_token, read_body, server_of, size_of, url_of
 from diffrl.serving.wire import Limits, Refused
 from diffrl.version import __version__
 
@@ -70,22 +69,15 @@ class Host:
         # One thread for all: two rewards at once would fight for the same cores or device.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="diffrl-reward")
         self.readers = ThreadPoolExecutor(2, thread_name_prefix="diffrl-reader")  # few: each may unpack a large image
-        self.deciders = ThreadPoolExecutor(
-            1, thread_name_prefix="diffrl-applies"
-        )  # a reward's own code, which may hang
-        self.batchers: dict[str, Batcher] = {}
+        self.deciders = ThreadPoolExecutor(1, thread_name_prefix="diffrl-applies")  # the reward's code, which may hang
+        most, wait = options.limits.images, options.wait
+        self.batchers = {name: Batcher(name, one.reward, self.worker, most, wait) for name, one in served.items()}
         what = {name: (one.plugin, one.arguments, one.reward) for name, one in served.items()}
         self.identities = {name: identity_for_cache(*one) for name, one in what.items()}
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        limits, wait = self.options.limits, self.options.wait
-        for name, one in self.served.items():
-            self.batchers[name] = Batcher(name, one.reward, self.worker, limits.images, wait)
-        tasks = [asyncio.create_task(batcher.run()) for batcher in self.batchers.values()]
         yield
-        for task in tasks:
-            task.cancel()
         for pool in (self.worker, self.readers, self.deciders):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -105,26 +97,18 @@ class Host:
         finally:
             self.pending -= size
 
-    def size_of(self, request: HttpRequest) -> int:
-        """Bytes of the body, which are not read yet."""
-        return size_of(request, self.options.limits.bytes)
-
-    async def read(self, request: HttpRequest) -> bytes:
-        """The body, within the limit of time."""
-        return await read_body(request, self.options.read_limit)
-
     async def score(self, name: str, request: HttpRequest) -> list[float | None]:
         self.find(name)
         kind, limit = request.headers.get("content-type", ""), self.options.time_limit
-        size = self.size_of(request)
+        size = size_of(request, self.options.limits.bytes)
         # Room for the images, too, from the start: requests that are read and then find none would all come again.
         with self.room(2 * size):
-            body = await self.read(request)
+            body = await read_body(request, self.options.read_limit)
             loop = asyncio.get_running_loop()
             asked = await loop.run_in_executor(self.readers, wire.decode, body, kind, self.options.limits)
             with self.room(max(4 * asked.images.numel() - size, 0)):  # a small PNG may hold a large image
                 try:
-                    return await asyncio.wait_for(self.batchers[name].put(asked), limit)
+                    return await asyncio.wait_for(self.batchers[name].score(asked), limit)
                 except TimeoutError as error:
                     raise Refused(504, f'reward "{name}" had no scores within {limit:g} s') from error
                 except RewardError as error:
@@ -132,8 +116,8 @@ class Host:
 
     async def applies(self, name: str, request: HttpRequest) -> list[bool]:
         reward = self.find(name).reward
-        with self.room(self.size_of(request)):
-            words = wire.read_json(await self.read(request))
+        with self.room(size_of(request, self.options.limits.bytes)):
+            words = wire.read_json(await read_body(request, self.options.read_limit))
         count = len(words["prompts"]) if isinstance(words.get("prompts"), list) else 0
         prompts, metadata = wire.read_words(words, count)
         if count > self.options.limits.images:
@@ -188,7 +172,7 @@ def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
     app = FastAPI(title="diffrl rewards", lifespan=host.lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     def check_token(request: HttpRequest) -> None:
-        if options.token is not None and not same_secret(bearer(request), options.token):
+        if options.token is not None and not has_token(request, options.token):
             raise Refused(401, "send the header Authorization: Bearer TOKEN with the server's token")
 
     app.state.host = host
@@ -230,13 +214,8 @@ def serve(served: Mapping[str, Served], host: str, port: int, options: Options, 
     """Serve until interrupted or terminated. `port` 0: a free one. `ready` gets the URL when the socket is bound."""
     check_address(host, options.token)
     listener = bind(host, port)
-    ready(url_of(host, listener))
-    make_server(served, options).run(sockets=[listener])
-
-
-def make_server(served: Mapping[str, Served], options: Options) -> uvicorn.Server:
-    """The HTTP server, which has no socket yet."""
-    return server_of(make_app(served, options))
+    ready(url_of(host, listener.getsockname()[1]))
+    server_of(make_app(served, options)).run(sockets=[listener])
 
 
 def check_served(one: Served) -> None:

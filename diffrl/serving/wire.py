@@ -125,8 +125,7 @@ def _tensors(body: bytes, limits: Limits) -> tuple[Tensor, dict[str, Any]]:
 def _pictures(encoded: Any, limits: Limits) -> Tensor:
     if not isinstance(encoded, list) or not encoded or not all(isinstance(one, str) for one in encoded):
         raise Refused(422, "images: expected a list of PNG files in base64")
-    if len(encoded) > limits.images:
-        _check_size(len(encoded), 0, limits)
+    _check_size(len(encoded), 0, limits)
     images: list[Tensor] = []
     for number, text in enumerate(encoded):
         try:

@@ -26,6 +26,7 @@ import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hmac import compare_digest
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,8 @@ from starlette.requests import ClientDisconnect
 from diffrl.records import ballots
 from diffrl.records.disk import DiskError
 from diffrl.records.groups import FOLDER, PICTURE
-from diffrl.serving.limits import (
-    bearer,
-    bind,
-    check_address,
-    is_loopback,
-    read_body,
-    same_secret,
-    server_of,
-    size_of,
-    url_of,
-)
+from diffrl.rewards.secrets import is_loopback
+from diffrl.serving.limits import bind, check_address, has_token, read_body, server_of, size_of, url_of
 from diffrl.serving.wire import Refused, read_json
 from diffrl.watch.parts import NAMES, Parts, page
 
@@ -87,9 +79,9 @@ class Watch:
     def known(self, request: Request) -> bool:
         """Has whoever asks the token?"""
         token = self.settings.token
-        if token is None or same_secret(bearer(request), token):
+        if token is None or has_token(request, token):
             return True
-        return same_secret(request.cookies.get("diffrl-watch", ""), self.session)
+        return compare_digest(request.cookies.get("diffrl-watch", "").encode(), self.session.encode())
 
     def check_site(self, request: Request) -> None:
         """Refused where a page of another site may have sent it."""
@@ -258,8 +250,8 @@ def _add_writing(app: FastAPI, watch: Watch, guarded: Sequence[Any]) -> None:
 
     @app.post("/enter")
     async def enter(request: Request) -> JSONResponse:
-        given = (await watch.content(request, "token")).get("token")
-        if settings.token is None or not isinstance(given, str) or not same_secret(given, settings.token):
+        given, token = (await watch.content(request, "token")).get("token"), settings.token
+        if token is None or not isinstance(given, str) or not compare_digest(given.encode(), token.encode()):
             raise Refused(401, "that is not the token")
         answer = JSONResponse({})
         answer.set_cookie("diffrl-watch", watch.session, httponly=True, samesite="strict")
@@ -273,5 +265,5 @@ def watch(settings: Settings, port: int, ready: Callable[[str], object]) -> None
     """
     check_address(settings.host, settings.token)
     listener = bind(settings.host, port)
-    ready(url_of(settings.host, listener))
+    ready(url_of(settings.host, listener.getsockname()[1]))
     server_of(make_app(settings)).run(sockets=[listener])
