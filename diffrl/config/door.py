@@ -63,7 +63,8 @@ def find_objective(objective: str) -> type[Section]:
         kind = find_method(objective) if is_method(objective) else None
     if kind is None or kind.method is None or kind.method.kind != "objective":
         others = [name for name, entry in installed("method").items() if not entry.value.startswith(SHIPPED)]
-        hint = nearest(objective, [*objectives(), *others])
+        now = " (it is rwr with rwr.weights: best now)" if objective == "sft" else ""
+        hint = now or nearest(objective, [*objectives(), *others])
         raise UserError(f'unknown objective "{objective}"{hint}; one of your own is written path/to/file.py:Class')
     if not hasattr(kind, "trained_steps"):
         raise UserError(f'"{objective}": its section does not say how many rows an image has (`trained_steps`)')

@@ -58,7 +58,7 @@ class ImageSet(Section):
             raise Problem("image_set.source", f"not given; name {FORM}")
         if not isinstance(config.objective_section, ForwardProcess):
             text = f'"{config.method.name}" trains on its own samples\' steps or rewards, which a set does not have'
-            raise Problem("objective", f"{text}: use dpo, gdro, rwr, sft, nft, crd, awm or dgpo with image_set")
+            raise Problem("objective", f"{text}: use dpo, gdro, rwr, nft, crd, awm or dgpo with image_set")
         if config.rollout.scout is not None:
             raise Problem("rollout.scout", "chooses among images that are drawn, and a set's are there: leave one out")
         if abs(config.rollout.groups * self.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:

@@ -30,7 +30,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "dpo": {"dpo": {"follow": 2}},
     "rwr": {"rwr": {"tau": 0.1}},
     "acflow": {"acflow": {"beta": 0.1}},
-    "sft": {},
+    "sft": {"objective": "rwr", "rwr": {"weights": "best"}},
     "gdro": {},
     "awm": {},
     "dgpo": {"dgpo": {"sample_old": 2}},
@@ -184,7 +184,8 @@ def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch
         ("awm", 16 * 3, {("pretrained", False): 16 * 3, ("average", False): 16 * 3}),  # on policy: no old
         ("dgpo", 16 * 3, {("default", False): 16 * 3 + 16 * 3, ("pretrained", False): 2 * 16 * 3}),  # and its KL
     ):
-        run = make(name, objective=name, **one)
+        best = {"objective": "rwr", "rwr": {"weights": "best"}}
+        run = make(name, **(best if name == "sft" else {"objective": name}), **one)
         seen = count_forwards(run, monkeypatch)
         run.loop.run_epoch(0)
         assert seen == drawn | {("default", True): trained} | more, name

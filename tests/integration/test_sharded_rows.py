@@ -25,12 +25,13 @@ SHARED: dict[str, Any] = {
 STEPS = {"sampler": "flow_sde", "steps": 4}
 TREE = {"objective": "grpo", "grpo": {"beta": 0.1}, "rollout": {**STEPS, "same_noise": True}}
 GATED = {"auxiliary": ["aux"], "gate": "all", "diversity": "off", "beta": 0.5, "reset": {"kl": None, "steps": None}}
+BEST: dict[str, Any] = {"objective": "rwr", "rwr": {"weights": "best"}}
 CASES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": "dpo"},
-    "sft": {"objective": "sft"},
-    "sft-beta": {"objective": "sft", "sft": {"beta": 0.1}},
+    "sft": BEST,
+    "sft-beta": {**BEST, "rwr": {"weights": "best", "beta": 0.1}},
     "sft-gardo": {
-        "objective": "sft",
+        **BEST,
         "gardo": GATED,
         "watch": {"aux": {"plugin": REDNESS, "power": 3.0}},
     },
@@ -78,9 +79,9 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     # One image of four is selected: the other process has no row at all.
-    "alone": {"objective": "sft", "sft": {"beta": 0.1}, "rollout": {"groups": 1}, "optimise": {"batch_size": 4}},
+    "alone": {**BEST, "rwr": {"weights": "best", "beta": 0.1}, "rollout": {"groups": 1}, "optimise": {"batch_size": 4}},
 }
-SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio", "fdfo", "opd")
+SAME = ("loss", "kl", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio", "fdfo", "opd")
 
 
 def written(config_file: Any, name: str) -> Path:

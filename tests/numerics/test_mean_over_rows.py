@@ -36,7 +36,6 @@ from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.marble.combiner import Marble
 from diffrl.methods.nft.objective import NFT
 from diffrl.methods.prdp.objective import PRDP
-from diffrl.methods.rwr import SFTSection
 from diffrl.methods.rwr.objective import Regression
 from diffrl.methods.shared.coupling import measured
 from diffrl.methods.tree.credit import Branched
@@ -181,11 +180,11 @@ def test_online_dpo_follows_theta_every_so_many_steps(policy: Policy) -> None:
 
 
 def test_a_step_of_the_best_of_groups_is_the_mean_over_them_and_timesteps(policy: Policy) -> None:
-    rollout, objective = drawn(policy, SamplerSpec("dpm2", STEPS)), Regression(SFTSection())
+    rollout, objective = drawn(policy, SamplerSpec("dpm2", STEPS)), Regression(weights="best")
     picked = objective.rule.estimate(SCORES, torch.arange(IMAGES) // GROUP, "none")
     e = errors(policy, objective.rows(rollout, picked, EVERYTHING, KEY))
     by_hand = gradient(policy, torch.stack([e[:, 0, 1], e[:, 1, 2]]).mean())
-    same(gradient_of_the_loop(policy, Regression(SFTSection()), rollout, picked)[0], by_hand)
+    same(gradient_of_the_loop(policy, Regression(weights="best"), rollout, picked)[0], by_hand)
 
 
 def test_images_without_a_signal_count_for_nothing_with_skip_zero(policy: Policy) -> None:

@@ -53,7 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "scouted": {"objective": "nft", "rollout": {"scout": {"images": 4, "steps": 2}}},
     "rwr": {"objective": "rwr"},
     "acflow": {"objective": "acflow"},
-    "sft": {"objective": "sft"},
+    "sft": {"objective": "rwr", "rwr": {"weights": "best"}},
     "prdp": {"objective": "prdp", "rollout": {"sampler": "flow_sde"}},
     "tree": {
         "objective": "grpo",

@@ -176,5 +176,5 @@ def test_a_run_remembers_rule_keys_and_code(file: Path, config_file: Any) -> Non
 
 
 def test_a_rule_of_ones_own_is_refused_where_no_rule_is_used(file: Path, config_file: Any) -> None:
-    with pytest.raises(UserError, match=r'advantages: .* objective "sft" ranks or weighs'):
-        load_config(config_file("run", objective="sft", advantages={"rule": f"{file}:median"}))
+    with pytest.raises(UserError, match=r'advantages: .* objective "rwr" ranks or weighs'):
+        load_config(config_file("run", objective="rwr", advantages={"rule": f"{file}:median"}))

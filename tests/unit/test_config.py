@@ -96,6 +96,7 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
     ("override", "expected"),
     [
         ("rollout.group_sise=3", 'rollout.group_sise: unknown key (nearest: "rollout.group_size")'),
+        ("objective=sft", 'unknown objective "sft" (it is rwr with rwr.weights: best now)'),
         ("dpo.every=3", "dpo.every: unknown key: it is dpo.follow now"),
         ("group_size=3", 'group_size: unknown key (nearest: "rollout.group_size")'),
         ("rolout.groups=3", 'rolout: unknown key (nearest: "rollout")'),

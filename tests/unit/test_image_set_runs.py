@@ -60,9 +60,10 @@ def test_a_rollout_s_own_images_give_the_online_step_to_the_bit(
     config_file: Any, tmp_path: Path, monkeypatch: Any, objective: str
 ) -> None:
     """With its latents, its scores and its order nothing is left that an objective could see."""
-    online = make(config_file, objective)
+    best: dict[str, Any] = {"rwr": {"weights": "best"}} if objective == "sft" else {}
+    online = make(config_file, "rwr" if best else objective, **best)
     source = set_of(online, tmp_path / "set")
-    offline = make(config_file, objective, source)
+    offline = make(config_file, "rwr" if best else objective, source, **best)
     monkeypatch.setattr(offline.source.groups.stream, "batch", lambda epoch: list(range(4)))
     seen = count_forwards(offline, monkeypatch)
     mine, theirs = offline.loop.run_epoch(0), online.loop.run_epoch(0)

@@ -47,7 +47,7 @@ def test_two_objectives_and_unknown_methods_are_refused(tmp_path: Path, capsys: 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_cites_its_own_papers(name: str) -> None:
     method = METHODS[name]
-    assert method.papers or name == "sft"  # which has no paper
+    assert method.papers
     cited = _cited(method, SimpleNamespace(**{key: None for key, _ in method.options}))  # no option is on
     assert all(f"https://arxiv.org/abs/{number}" in cited for number in method.papers.values())
     assert method.title in cited and method.name == name

@@ -180,7 +180,13 @@ def test_a_model_in_fewer_bits_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("base", BASES)
 def test_doctor_counts_true_bytes(model: str, base: str) -> None:
     rows = {"groups": 1, "group_size": 2, "batch_size": 2, "resolution": 16}
-    settings = {"model": model, "objective": "sft", "lora": {"rank": 4, "alpha": 8}, "rollout": rows}
+    settings = {
+        "model": model,
+        "objective": "rwr",
+        "rwr": {"weights": "best"},
+        "lora": {"rank": 4, "alpha": 8},
+        "rollout": rows,
+    }
     settings |= {"optimise": {"batch_size": 2, "micro_batch": None}, "engine": {"base": base}}
     estimate = fit.estimate(Config.model_validate(settings))
     policy = load(model, base)

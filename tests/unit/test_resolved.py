@@ -181,6 +181,9 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
         values["grpo.delta"] = None
     if "grpo.kl" in values:  # four switches: what is as in released code
         values["grpo.published"] = [name for key, (on, name) in PUBLISHED.items() if values.pop(f"grpo.{key}") == on]
+    if values["objective"] == "sft":  # a value of what weighs a group's images
+        values |= {f"rwr.{key[4:]}": values.pop(key) for key in list(values) if key.startswith("sft.")}
+        values |= {"objective": "rwr", "rwr.weights": "best", "rwr.tau": 1.0}
     every = values.pop("dpo.every", None)
     if values.get("dpo.ring") is not None:
         values["dpo.follow"] = every

@@ -22,10 +22,10 @@ class RWRSection(Drawn):
         spatial=True,
     )
     beta: FiniteFloat = key(0.0, KL, ge=0)
-    weights: Literal["softmax", "exp", "linear"] = key(
+    weights: Literal["softmax", "exp", "linear", "best"] = key(
         "softmax",
         "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage; or r + 0.5, "
-        "below 0 of which is unlearned (SRUM)",
+        "below 0 of which is unlearned (SRUM); best: 1 for a group's best image alone, fine-tuning on it (SFT)",
     )
     tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
 
@@ -33,14 +33,3 @@ class RWRSection(Drawn):
     def by_cells(self) -> bool:
         """Does the loss take an advantage of each latent cell?"""
         return self.weights == "linear"
-
-
-class SFTSection(Drawn):
-    method = Method(
-        "sft",
-        "SFT",
-        about="fine-tuning on the best image of each group",
-        trainer="diffrl.methods.rwr.objective:Regression",
-        advantages="own",
-    )
-    beta: FiniteFloat = key(0.0, KL, ge=0)

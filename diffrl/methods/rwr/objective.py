@@ -7,7 +7,7 @@ W          advantages     the image's weight: softmax(r / tau) x G, exp(A / tau)
     L = W e_theta, or with weights W + dW by latent cells (`diffrl.methods.shared.regions`)
         W e_theta + mean over cells of dW e_theta(cell)
 
-A weight of 0 learns nothing, so best-of-group ("sft": fine-tuning on the best of each group) forwards one image of G,
+A weight of 0 learns nothing, so "best" (fine-tuning on the best of each group) forwards one image of G,
 or all that tie.
 Published Flow-RWR weighs by exp(r) and has no factor (1 - t)^2; Flow-GRPO's baseline weighs by the raw reward.
 """
@@ -22,9 +22,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Estimate, group_advantages
+from diffrl.advantages import group_advantages
 from diffrl.config.sections import Rollout as Drawn
-from diffrl.methods.rwr import RWRSection, SFTSection
+from diffrl.methods.rwr import RWRSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
 from diffrl.methods.shared.regions import Spatial, SpatialRows
 from diffrl.objectives.objective import Cost
@@ -32,7 +32,7 @@ from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 
-Weights = Literal["softmax", "exp", "linear"]
+Weights = Literal["softmax", "exp", "linear", "best"]
 CONSTRAINT = 0.5  # l
 
 
@@ -41,9 +41,12 @@ def reward_weights(scores: Tensor, groups: Tensor, std: str = "group", *, weight
 
     "softmax": softmax(r / tau) over the group times its number of known scores, so the mean is 1. "exp": exp(A / tau)
     of the advantage under `std`, at most e^5. "linear": r + CONSTRAINT (SRUM, arXiv 2510.12784), which may be negative.
+    "best": 1 for a group's best and for what ties with it.
     """
     if weights == "linear":
         return (scores + CONSTRAINT).nan_to_num(0.0)
+    if weights == "best":
+        return best_of_group(scores, groups)
     if weights == "exp":
         row_weights = (group_advantages(scores, groups, std) / tau).clamp(max=5.0).exp()  # type: ignore[arg-type]
         return row_weights.masked_fill(scores.isnan(), 0.0)
@@ -57,19 +60,15 @@ def reward_weights(scores: Tensor, groups: Tensor, std: str = "group", *, weight
 
 
 class Regression(Spatial):
-    """Weights by the section of `rwr`, the best of each group by that of `sft`. Each image has its own t and eps."""
+    """Each image has its own t and eps."""
 
     selects = True
 
-    def __init__(self, keys: RWRSection | SFTSection | None = None, **values: Any) -> None:
-        keys = RWRSection(**values) if keys is None else keys
+    def __init__(self, keys: RWRSection | None = None, **values: Any) -> None:
+        keys = RWRSection.of(keys, values)
         super().__init__(beta=keys.beta, noising=Noising.of(keys))
-        self.label = "sft" if isinstance(keys, SFTSection) else "rwr"  # of its metrics
-        estimate: Estimate = best_of_group
-        if isinstance(keys, RWRSection):
-            how = partial(reward_weights, weights=keys.weights, tau=keys.tau)
-            estimate = how
-        self.rule = replace(self.rule, estimate=estimate)
+        self.best = keys.weights == "best"
+        self.rule = replace(self.rule, estimate=partial(reward_weights, weights=keys.weights, tau=keys.tau))
 
     def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
         super().see_regions(columns, names)
@@ -77,7 +76,7 @@ class Regression(Spatial):
         self.regions.scale = lambda scores, groups, std: torch.ones_like(scores)  # weights are scores, and a constant
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
-        return Cost(share=1 / rollout.group_size if self.label == "sft" else 1.0)
+        return Cost(share=1 / rollout.group_size if self.best else 1.0)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         if self.regions is not None:
@@ -95,6 +94,6 @@ class Regression(Spatial):
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         assert isinstance(rows, SpatialRows), "rows() makes them"
-        self.means.add(f"{self.label}/error", phi[:, 0])
+        self.means.add("rwr/error", phi[:, 0])
         losses = rows.advantages * phi[:, :1]
         return (losses if rows.cells is None else losses + phi[:, 1:]).sum(0)
