@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,6 +21,8 @@ from torch.utils.flop_counter import flop_registry
 from diffrl.config import Config
 from diffrl.objectives.objective import Objective
 from diffrl.rewards.beside import QUEUED
+
+DEVICE = torch.ops.prim.device.default
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,12 @@ class Alive(TorchDispatchMode):
         return False  # nothing is compiled here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and (known := getattr(args[0], "fake_device", None)) is not None:
+            return known  # of fake tensors it is asked twice as often as all else is done, and nothing is made
         made = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func.overloadpacket)) is not None:
             self.operations += count(*args, **(kwargs or {}), out_val=made)
-        for tensor in tree_leaves(made):
+        for tensor in (made,) if isinstance(made, Tensor) else tree_leaves(made):
             if not isinstance(tensor, Tensor):
                 continue
             storage = tensor.untyped_storage()

@@ -7,13 +7,13 @@ depend on no fake tensor are real, and everything else is fake. Entered inside a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 # Made from a tensor's size and device, of whatever values it has or has not.
@@ -30,7 +30,7 @@ class Layout(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, packet = kwargs or {}, func.overloadpacket
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = _tensors(args) + (_tensors(kwargs.values()) if kwargs else [])
         fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if packet in LIKE and _whole(kwargs.get("dtype") or args[0].dtype):
             with unset_fake_temporarily():
@@ -45,6 +45,17 @@ class Layout(TorchDispatchMode):
         if fake and packet in INDEXING:
             args = (args[0], [place for index in args[1] for place in _places(index)], *args[2:])
         return func(*args, **kwargs)
+
+
+def _tensors(arguments: Iterable[Any]) -> list[Tensor]:
+    """Those of an operation's arguments, which may be lists: torch's own walk through trees takes twenty times as long."""
+    found = list[Tensor]()
+    for one in arguments:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, list | tuple):
+            found += _tensors(one)
+    return found
 
 
 def _whole(dtype: torch.dtype) -> bool:
