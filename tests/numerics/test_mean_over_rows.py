@@ -234,9 +234,9 @@ def test_an_awm_step_off_policy_is_the_clipped_ratio_and_two_penalties(spread: P
         old = matching("old")
     ratio = (old - matching("default")).exp()
     clip = float((ratio.detach() - 1).abs().quantile(0.45))  # between two rows
-    settings: dict[str, Any] = {"weighting": weighting, "clip": clip, "beta": 0.2, "beta_average": 0.7}
+    settings: dict[str, Any] = {"weighting": weighting, "beta": 0.2, "beta_average": 0.7}
     ours = AWM(**settings)
-    ours.adv_clip = 2.0
+    ours.adv_clip, ours.clip = 2.0, clip
     ours.on_policy = False
     losses = torch.maximum(-ratio * a, -ratio.clamp(1 - clip, 1 + clip) * a)
     wanted = losses.mean() + 0.2 * apart(None).mean() + 0.7 * apart("average").mean()

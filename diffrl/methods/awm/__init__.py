@@ -22,7 +22,6 @@ class AWMSection(Ranked):
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = key(
         "ghuber", "how an error e at level t counts: e, t e, t^2 e, t sqrt(e), or 4 t e^(1/4)"
     )
-    clip: FiniteFloat = key(1.0, "the ratio is clipped to 1 plus or minus this; acts on policy never", gt=0)
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     beta: FiniteFloat = key(1e-3, KL, ge=0)
     beta_average: FiniteFloat = key(

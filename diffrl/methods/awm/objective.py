@@ -37,6 +37,7 @@ Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 POWERS = {"huber": 0.5, "ghuber": 0.25}
 TINY = 1e-10
 ADV_CLIP = 5.0
+CLIP = 1.0  # of the ratio; on policy it never acts
 
 
 def matching_loss(e: Tensor, t: Tensor, weighting: Weighting) -> Tensor:
@@ -68,7 +69,7 @@ class AWM(Objective):
         decays = {"old": COPY, "average": SLOW} if keys.beta_average else {"old": COPY}
         noising = Noising.of(keys)
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
-        self.weighting, self.clip, self.adv_clip = keys.weighting, keys.clip, ADV_CLIP
+        self.weighting, self.clip, self.adv_clip = keys.weighting, CLIP, ADV_CLIP
         if keys.beta_average:
             proximal = Penalty(self, keys.beta_average, name="awm/average_kl")
             proximal.reference = "average"
