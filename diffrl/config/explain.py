@@ -29,6 +29,7 @@ _EXPECTED = {
 # Former keys of which the nearest name is not what takes their place.
 RENAMED = {
     "dpo.every": "is dpo.follow now",
+    "image_set.columns": "is gone: name the reward as the set's scores, rewards: {SCORES: {plugin: REWARD}}",
 }
 
 

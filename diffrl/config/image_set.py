@@ -10,7 +10,7 @@ from pydantic import FiniteFloat
 from diffrl.config.base import PathText, Problem, Section, key
 from diffrl.config.methods import ForwardProcess
 from diffrl.config.reward import read_by_steps
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.image_sets import FORM, PREFIX
 from diffrl.records.disk import check_writable
 
@@ -31,9 +31,6 @@ class ImageSet(Section):
         "a pair is a prompt's best picture and an image that is drawn for it in each epoch, by dpo.ring's reference if "
         "there is one, not two pictures (SePPO); for dpo with rollout.group_size: 2",
     )
-    columns: dict[str, str] = key(
-        {}, "REWARD: name of the set's scores that stand for it; not given: those of the reward's own name"
-    )
     cache: PathText | None = key(
         None, "folder of the encoded pictures; null: .latents in the set's folder (a hub's set has none)"
     )
@@ -42,10 +39,6 @@ class ImageSet(Section):
         """The set without what no epoch can use: groups of fewer than `size` pictures, or, with `rival`, prompts that
         come again."""
         return images.once() if self.rival else images.of_size(size)
-
-    def column(self, reward: str) -> str:
-        """The set's scores that stand for a reward."""
-        return self.columns.get(reward, reward)
 
     def contents(self, config: Any) -> dict[str, Path | str]:
         from diffrl.image_sets.reading import read_set
@@ -92,12 +85,8 @@ class ImageSet(Section):
 
         images = self._at("source", read_set, self.source)
         needed = [*config.rewards, *read_by_steps(config.rewards, config.watch)]
-        for name in self.columns:
-            if name not in needed:
-                raise Problem(f"image_set.columns.{name}", f"no such reward{nearest(name, needed)}")
         for name in needed:
-            where = f"columns.{name}" if name in self.columns else "source"
-            self._at(where, images.check_column, self.column(name))
+            self._at("source", images.check_column, name)
         size = 1 if self.rival else config.rollout.group_size
         count = len(self.fitting(images, size).groups)
         if config.groups_of_set > count:

@@ -184,6 +184,12 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
     if values["objective"] == "sft":  # a value of what weighs a group's images
         values |= {f"rwr.{key[4:]}": values.pop(key) for key in list(values) if key.startswith("sft.")}
         values |= {"objective": "rwr", "rwr.weights": "best", "rwr.tau": 1.0}
+    for key in [key for key in values if key.startswith("image_set.columns")]:
+        scores, reward = values.pop(key), key.rpartition(".")[2]
+        if scores:  # a reward has the name of its scores in the set
+            old, new = f"rewards.{reward}.", f"rewards.{scores}."
+            values |= {new + key[len(old) :]: values.pop(key) for key in list(values) if key.startswith(old)}
+            values[f"{new}plugin"] = reward
     every = values.pop("dpo.every", None)
     if values.get("dpo.ring") is not None:
         values["dpo.follow"] = every

@@ -50,7 +50,7 @@ class Groups:
             why = "come again" if self.rival else f"have fewer than {self.size} pictures"
             log.warning("%s: %d prompts %s and are left out", images.source, left, why)
         # What is best where a group has more than one picture.
-        self.weights = {config.image_set.column(name): reward.weight for name, reward in config.rewards.items()}
+        self.weights = {name: reward.weight for name, reward in config.rewards.items()}
         self.groups: Sequence[Group] = fitting.groups
         prompts = [Prompt(group.prompt, group.metadata) for group in self.groups]
         count, self.seed = config.groups_of_set, seed_of(config.seed, "image set")
@@ -85,7 +85,6 @@ class Offline(RunHook):
         assert config.image_set is not None, "the caller has looked"
         self.groups, self.source, self.rollouts, self.epochs = groups, source, rollouts, config.epochs
         self.share, self.drawn = config.image_set.share, bool(config.drawn_groups)
-        self.columns = [config.image_set.column(name) for name in rollouts.scorer.names]
         cache = config.image_set.cache
         place = folder_of(config.image_set.source) / FOLDER if cache is None else Path(cache)
         self.latents = Latents(rollouts.policy, place)
@@ -129,7 +128,7 @@ class Offline(RunHook):
             group, members = self.groups.groups[indices[place]], self.groups.members(epoch, indices[place])
             here = members[max(first - place * size, 0) : end - place * size]
             latents.append(self.latents(group, here))
-            table = torch.tensor([group.scores[name] for name in self.columns])  # (K, m)
+            table = torch.tensor([group.scores[name] for name in self.rollouts.scorer.names])  # (K, m)
             scores.append(table[:, here].T)
         number = torch.arange(first, end)
         rollout = Rollout(
