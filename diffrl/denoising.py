@@ -136,7 +136,7 @@ class Job:
         spec = self.spec
         by_step = spec.noise_by_step(self.sigmas)
         t, t_next = self.ends(x, i)
-        noise_level = spec.noise_level if by_step is None else x.new_full((len(x),), by_step[i])
+        noise_level = spec.noise if by_step is None else x.new_full((len(x),), by_step[i])
         return sde_kernel(spec.sampler, x, prediction, t, t_next, noise_level, self.sigmas[1], self.policy.process)
 
     @property

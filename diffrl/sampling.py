@@ -17,7 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, FiniteFloat, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    FiniteFloat,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from diffrl.errors import UserError
@@ -79,6 +87,17 @@ def _known(name: str) -> str:
     return name
 
 
+def _noise(value: Any) -> float | tuple[float, float]:
+    """A noise level, or the first and the last."""
+    levels = list(value) if isinstance(value, list | tuple) else [value]
+    if not 1 <= len(levels) <= 2 or not all(type(one) in (int, float) and 0 <= one <= 100 for one in levels):
+        text = "a noise level from 0 to 100, or [FIRST, LAST]"
+        raise PydanticCustomError("noise_level", text)
+    return (float(levels[0]), float(levels[-1])) if isinstance(value, list | tuple) else float(value)
+
+
+NoiseLevel = Annotated[float | tuple[float, float], PlainValidator(_noise), PlainSerializer(lambda level: level)]
+
 if typing.TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 else:
@@ -122,13 +141,10 @@ class SamplerSpec(Section, metaclass=_OneLine):
         le=100,
     )
     guidance_scale: FiniteFloat = key(1.0, "classifier-free guidance; 1 is none, at half the cost", ge=1, le=1000)
-    noise_level: FiniteFloat = key(
-        0.7, "noise of a stochastic sampler: a of flow_sde, dance, cps and renoise, eta of ddim", ge=0, le=100
-    )
-    noise_decay: FiniteFloat | None = key(
-        None,
-        "the noise level falls as a cosine from noise_level at t = 1 to this at t = 0 (HiCoGen); null: it stays",
-        ge=0,
+    noise_level: NoiseLevel = key(
+        0.7,
+        "noise of a stochastic sampler: a of flow_sde, dance, cps and renoise, eta of ddim; [FIRST, LAST]: it falls as "
+        "a cosine from FIRST at t = 1 to LAST at t = 0 (HiCoGen)",
     )
     window: int | None = key(
         None, "number of consecutive stochastic steps, the others are Euler's; null: all", "steps", ge=1
@@ -149,6 +165,11 @@ class SamplerSpec(Section, metaclass=_OneLine):
     )
     same_noise: bool = key(False, "the images of a group start from one initial noise")
     _noise_levels: tuple[float, ...] | None = PrivateAttr(None)
+
+    @property
+    def noise(self) -> float:
+        """The noise level of the noisiest step; the others have less where `noise_level` is two."""
+        return self.noise_level[0] if isinstance(self.noise_level, tuple) else self.noise_level
 
     @property
     def noise_levels(self) -> tuple[float, ...] | None:
@@ -174,26 +195,27 @@ class SamplerSpec(Section, metaclass=_OneLine):
     @property
     def stochastic_steps(self) -> int:
         """w, the steps of the window, which draw fresh noise; 0 if the sampler or the noise level is deterministic."""
-        return (self.window or self.noisy_steps) if self.noise_level or self.noise_levels else 0
+        return (self.window or self.noisy_steps) if self.noise or self.noise_levels else 0
 
     def noise_by_step(self, sigmas: Sequence[float]) -> list[float] | None:
         """The noise level of each of the S steps, from the schedule (S + 1,); None where all are `noise_level`.
 
-        `noise_decay` is HiCoGen's (2511.19965) cosine from `noise_level` (eta_max) to eta_min, by sigma itself:
+        Two are the ends of HiCoGen's (2511.19965) cosine, eta_max and eta_min, by sigma itself:
         eta(t) = eta_min + (eta_max - eta_min) (1 + cos(pi (1 - t))) / 2.
         """
         if self.noise_levels is not None:
             return list(self.noise_levels)
-        if self.noise_decay is None:
+        if not isinstance(self.noise_level, tuple):
             return None
-        half = (self.noise_level - self.noise_decay) / 2
-        return [self.noise_decay + half * (1 + math.cos(math.pi * (1 - t))) for t in sigmas[:-1]]
+        first, last = self.noise_level
+        half = (first - last) / 2
+        return [last + half * (1 + math.cos(math.pi * (1 - t))) for t in sigmas[:-1]]
 
     def check_sampling(self) -> None:
         """Raise Problem where these keys cannot work together."""
         top = self.facts.most_noise
-        if self.noise_level > top:
-            text = f"expected at most {top:g} with {self.sampler}, got {self.noise_level:g}"
+        if self.noise > top:
+            text = f"expected at most {top:g} with {self.sampler}, got {self.noise:g}"
             raise Problem("rollout.noise_level", text)
         limit = f"{self.noisy_steps} of the {self.steps} steps (rollout.steps) of {self.sampler} can be stochastic"
         if (self.window or 0) > self.noisy_steps:
@@ -209,18 +231,19 @@ class SamplerSpec(Section, metaclass=_OneLine):
         self._check_noise()
         self._check_moves()
         if self.same_noise and not self.stochastic_steps:
-            text = f"with {self.sampler} at noise level {self.noise_level:g} all images of a group would be the same"
+            text = f"with {self.sampler} at noise level {self.noise:g} all images of a group would be the same"
             raise Problem("rollout.same_noise", text)
 
     def _check_noise(self) -> None:
-        if self.noise_decay is None:
+        if not isinstance(self.noise_level, tuple):
             return
-        name = "rollout.noise_decay"
+        name, (first, last) = "rollout.noise_level", self.noise_level
         if not self.facts.stochastic:
-            raise Problem(name, f'the sampler "{self.sampler}" draws no noise: use one of {", ".join(STOCHASTIC)}')
-        if not 0 <= self.noise_decay <= self.noise_level:
-            text = f"{self.noise_decay:g} is not within [0, {self.noise_level:g}] (rollout.noise_level)"
-            raise Problem(name, text)
+            raise Problem(
+                name, f'falls, but the sampler "{self.sampler}" draws no noise: use one of {", ".join(STOCHASTIC)}'
+            )
+        if last > first:
+            raise Problem(name, f"[{first:g}, {last:g}] rises: the first is that of the noisiest step")
 
     def _check_moves(self) -> None:
         if self.window_move is not None:

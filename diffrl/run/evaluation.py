@@ -33,7 +33,7 @@ def evaluation_spec(config: Config) -> SamplerSpec:
     steps = config.evaluate.steps or rollout.steps
     same: dict[str, Any] = {"guidance_scale": rollout.guidance_scale, "shift": rollout.shift}
     if rollout.sampler == "renoise":
-        return SamplerSpec(sampler="renoise", steps=max(steps, 2), noise_level=rollout.noise_level, **same)
+        return SamplerSpec(sampler="renoise", steps=max(steps, 2), noise_level=rollout.noise, **same)
     name = "ddim" if rollout.sampler == "ddim" else "dpm2"
     return SamplerSpec(sampler=name, steps=steps, noise_level=0.0, **same)
 

@@ -192,7 +192,7 @@ def test_decaying_noise_makes_samples_most_various_where_the_flow_spreads(spread
     torch.testing.assert_close(
         growth[:-1].square(), spread**2 / ((1 - at) ** 2 * spread**2 + at**2), rtol=2e-2, atol=1e-3
     )
-    falling = SamplerSpec("flow_sde", steps, noise_level=1.0, noise_decay=0.0).noise_by_step(levels.tolist())
+    falling = SamplerSpec("flow_sde", steps, noise_level=(1.0, 0.0)).noise_by_step(levels.tolist())
     assert falling is not None and falling[0] == pytest.approx(1.0) and falling[steps // 2] == pytest.approx(0.5)
     early = torch.tensor(falling, dtype=torch.float64)
     kinds = {"early": early, "late": early.flip(0), "even": early.square().mean().sqrt().expand(steps)}

@@ -97,6 +97,11 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
     [
         ("rollout.group_sise=3", 'rollout.group_sise: unknown key (nearest: "rollout.group_size")'),
         ("objective=sft", 'unknown objective "sft" (it is rwr with rwr.weights: best now)'),
+        ("rollout.noise_decay=0.2", "it is the second of rollout.noise_level: [FIRST, LAST] now"),
+        (
+            "rollout.noise_level=[1,0.5,0]",
+            "rollout.noise_level: expected a noise level from 0 to 100, or [FIRST, LAST], got",
+        ),
         ("dpo.every=3", "dpo.every: unknown key: it is dpo.follow now"),
         ("group_size=3", 'group_size: unknown key (nearest: "rollout.group_size")'),
         ("rolout.groups=3", 'rolout: unknown key (nearest: "rollout")'),
@@ -253,11 +258,11 @@ def test_unreadable_files():
             1,
             'advantages.agree: "floor" is a least std of the group, but nft.advantage_std is',
         ),
-        (["rollout.noise_decay=0.5"], 1, 'rollout.noise_decay: the sampler "dpm2" draws no noise'),
+        (["rollout.noise_level=[1,0.5]"], 1, 'rollout.noise_level: falls, but the sampler "dpm2" draws no noise'),
         (
-            [*GRPO, "rollout.noise_decay=0.9"],
+            [*GRPO, "rollout.noise_level=[0.7,0.9]"],
             1,
-            "rollout.noise_decay: 0.9 is not within [0, 0.7] (rollout.noise_level)",
+            "rollout.noise_level: [0.7, 0.9] rises: the first is that of the noisiest step",
         ),
         ([*GRPO, "rollout.window=3", "rollout.window_move=[0, 1]"], 1, "rollout.window_move: [0, 1]: both must be"),
         ([*GRPO, "rollout.window=3", "rollout.window_move=[1, 0]"], 1, "rollout.window_move: [1, 0]: both must be"),

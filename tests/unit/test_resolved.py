@@ -195,6 +195,8 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
         values["dpo.follow"] = every
     for key in [key for key in values if key.endswith(".shape.clip.low")]:
         values[key[:-4]] = [values.pop(key), values.pop(f"{key[:-4]}.high")]
+    if (last := values.pop("rollout.noise_decay", None)) is not None:
+        values["rollout.noise_level"] = [values["rollout.noise_level"], last]
     if "direct.pair.hinge" in values:
         values["direct.cap"] = values.pop("direct.pair.hinge")
     assert values.pop("direct.checkpoint_decoder", False) == bool(values.get("direct.decode_chunk"))

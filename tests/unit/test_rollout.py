@@ -440,7 +440,7 @@ def test_noise_levels_differ_by_step() -> None:
     same = draw(spec=one.with_levels((0.5,) * 4), keep_trajectory=True)
     assert torch.equal(same.latents, draw(spec=one).latents)
     assert torch.equal(same.trajectory.noise_level, torch.full((12, 4), 0.5))
-    decayed = SamplerSpec("flow_sde", 4, noise_level=1.0, noise_decay=0.2)
+    decayed = SamplerSpec("flow_sde", 4, noise_level=(1.0, 0.2))
     schedule = [1.0, 0.75, 0.5, 0.25, 0.0]
     assert decayed.noise_by_step(schedule) == pytest.approx(
         [1.0, 0.2 + 0.4 * (1 + math.sqrt(0.5)), 0.6, 0.2 + 0.4 * (1 - math.sqrt(0.5))]

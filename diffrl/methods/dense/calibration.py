@@ -45,7 +45,7 @@ class Calibration(RunHook):
             return
         assert isinstance(credit, Dense)
         sigmas = schedule(rollouts.policy, rollouts.spec).tolist()
-        levels = start_levels(sigmas, rollouts.spec.noise_level)
+        levels = start_levels(sigmas, rollouts.spec.noise)
         common, credit.common = credit.common, False
         try:
             for number in range(self.rounds):

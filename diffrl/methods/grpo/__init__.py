@@ -73,7 +73,7 @@ class GRPOSection(Section):
         if not rollout.facts.stochastic:
             choices = ", ".join(STOCHASTIC)
             raise Problem("rollout.sampler", f'"{rollout.sampler}" is deterministic, {needs}: use one of {choices}')
-        if rollout.noise_level == 0:
+        if rollout.noise == 0:
             raise Problem("rollout.noise_level", f"0 is deterministic, {needs}: use more than 0")
         if rollout.stochastic_steps == 0:
             raise Problem("rollout.steps", f"{rollout.steps} of {rollout.sampler} has no stochastic step, {needs}")

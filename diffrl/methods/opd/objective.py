@@ -154,7 +154,7 @@ class OPD(Objective):
             number = noise((stored,), names).argsort(dim=1).gather(1, number[:, None]).squeeze(1)
         i, j = (index.to(path.t.device, non_blocking=True) for index in (sample, number))
         t, t_next = path.t[i, j], path.t_next[i, j]
-        a = self.spec.noise_level if path.noise_level is None else path.noise_level[i, j]
+        a = self.spec.noise if path.noise_level is None else path.noise_level[i, j]
         groups = rollout.prompt_index[sample]
         return TaughtRows(
             x0=rollout.latents[i],

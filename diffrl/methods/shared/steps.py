@@ -99,7 +99,7 @@ class StoredSteps:
     def step(self, policy: Policy, rows: StepRows, prediction: Prediction) -> tuple[Tensor, Tensor]:
         """Mean (b, C, h, w) and standard deviation (b, 1, 1, 1) of the stored step under a prediction."""
         spec, process = self.spec, policy.process
-        noise_level = spec.noise_level if rows.noise_level is None else rows.noise_level
+        noise_level = spec.noise if rows.noise_level is None else rows.noise_level
         return sde_kernel(spec.sampler, rows.x_t, prediction, rows.t, rows.t_next, noise_level, rows.t_second, process)
 
     def compare(self, means: RunningMeans, rows: StepRows, log_prob: Tensor) -> None:
@@ -175,7 +175,7 @@ def step_weights(spec: SamplerSpec, rollout: Rollout, *, even: bool = False, nor
     steps = rollout.trajectory
     assert steps is not None, "GRPO needs the trajectory"
     t, t_next = steps.t.flatten(), steps.t_next.flatten()
-    noise_level = spec.noise_level if steps.noise_level is None else steps.noise_level.flatten()
+    noise_level = spec.noise if steps.noise_level is None else steps.noise_level.flatten()
     zero = t.new_zeros(len(t), 1, 1, 1)
     unit = rollout.process.from_velocity(zero, zero + 1, t)  # the mean is linear in v, and 0 here for x = v = 0
     mean, std = sde_kernel(spec.sampler, zero, unit, t, t_next, noise_level, rollout.t_second, rollout.process)
