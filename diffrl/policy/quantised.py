@@ -17,6 +17,7 @@ put in: peft sees a plain layer.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ class Quantised(nn.Module):
         weight = layer.weight.detach().to(device)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.base, self._dtype = base, weight.dtype
-        codes, scales = ROUND[base](weight)
+        codes, scales = _without_values(base, weight.shape, weight.dtype) if weight.is_meta else ROUND[base](weight)
         self.codes, self.scales = (nn.Parameter(part, requires_grad=False) for part in (codes, scales))
         self.bias = layer.bias
 
@@ -122,6 +123,12 @@ def block_layers(network: nn.Module) -> list[str]:
     inside = {part for blocks in lists for part in blocks.modules()}
     layers = [name for name, part in network.named_modules() if type(part) is nn.Linear and part in inside]
     return [name for name in layers if ".lora_" not in name]
+
+
+@functools.lru_cache(maxsize=64)  # a network has few shapes of weights and many weights
+def _without_values(base: str, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """On the meta device."""
+    return ROUND[base](torch.empty(shape, dtype=dtype, device="meta"))
 
 
 # ---- the formats: weight (out, in) -> codes, scales
