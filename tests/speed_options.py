@@ -19,7 +19,6 @@ OPTIONS: dict[str, tuple[list[str], float]] = {
     "engine.tf32": (["engine.tf32=true"], SUMS),  # the pretend device and a CPU have no such products
     "engine.encoders": (["engine.encoders=apart"], 0.0),
     "engine.decode": (["engine.decode=1"], SUMS),
-    "engine.offload_vae": (["engine.offload_vae=true"], 0.0),
     "engine.tile_vae": (["engine.tile_vae=true"], 0.0),  # pictures of one tile
     "rollout.batch_size": (["rollout.batch_size=3"], SUMS),
     "optimise.micro_batch": (["optimise.micro_batch=3"], SUMS),

@@ -27,13 +27,9 @@ class Engine(Section):
         "beside", "apart: the network waits in main memory while the text encoders are on the device: two copies of it"
     )
     decode: int | None = key(None, "images decoded at a time; null: as many as make 2 megapixels", "images", ge=1)
-    offload_vae: bool = key(False, "the autoencoder leaves the device while the LoRA is optimised")
     tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
 
     def check(self, config: Any) -> None:
-        name = config.method.name
-        if self.offload_vae and config.method.decodes:
-            raise Problem("engine.offload_vae", f'true, but objective "{name}" decodes while it optimises')
         self._check_base(config.optimise.precision)
         if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
             raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')

@@ -258,15 +258,6 @@ class Policy:
         if self.vae._supports_gradient_checkpointing:
             self.vae.enable_gradient_checkpointing()
 
-    @contextmanager
-    def without_vae(self) -> Iterator[None]:
-        """The autoencoder waits on the CPU inside the context; whoever decodes there must not."""
-        self.vae.to("cpu")
-        try:
-            yield
-        finally:
-            self.vae.to(self.device)
-
     # ---- many processes
 
     def shard(self, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator) -> None:

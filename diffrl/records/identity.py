@@ -21,7 +21,7 @@ VERSION = "diffrl_version"
 FREE = (
     *("epochs", "run_dir", "evaluate", "guard", "checkpoint", "tracking", "prompts.test", "prompts.overlap"),
     *("rollout.batch_size", "optimise.micro_batch", "optimise.gradient_checkpointing"),
-    *("engine.attention", "engine.compile", "engine.offload_vae", "engine.encoders", "engine.decode"),
+    *("engine.attention", "engine.compile", "engine.encoders", "engine.decode"),
     "image_set.cache",
 )
 NOT_FREE = ("evaluate.features",)  # diversity shapes GARDO's advantages, and a curve has one feature space

@@ -133,7 +133,6 @@ def loop_settings(config: Config) -> LoopSettings:
         ema_every=optimise.ema.every,
         ema_warmup=optimise.ema.warmup,
         rate=LearningRate(optimise.learning_rate, optimise.schedule, optimise.warmup, total),
-        offload_vae=config.engine.offload_vae,
     )
 
 

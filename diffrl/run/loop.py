@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +51,6 @@ class LoopSettings:
     ema_warmup: bool = False
     micro_batch: float | None = None  # rows of one at most, or a share of a process's in an optimiser step; None: all
     rate: LearningRate = field(default_factory=LearningRate)  # constant: as the optimiser was made with
-    offload_vae: bool = False  # while it is optimised
 
 
 def ema_decay(settings: LoopSettings, step: int) -> float | None:
@@ -109,7 +107,7 @@ class Loop:
         for hook in self.hooks:
             added |= hook.after_rollout(epoch, rollout, scored)
         mark = self._phase("advantages", mark)
-        with self.policy.without_vae() if self.settings.offload_vae else nullcontext(), self.processes.together():
+        with self.processes.together():
             losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
         self.objective.after_epoch(self.policy, self.step)

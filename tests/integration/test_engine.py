@@ -128,25 +128,6 @@ def test_a_compiled_run_is_the_same_run(config_file: Any, monkeypatch: pytest.Mo
     assert same_lora(lora_of(load_config(compiled).run_dir), lora_of(load_config(plain).run_dir))
 
 
-def test_the_autoencoder_leaves_while_the_lora_is_optimised(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stays, leaves = (config_file(name, epochs=1) for name in ("stays", "leaves"))
-    train(load_config(stays))
-    moved: list[str] = []
-    original = torch.nn.Module.to
-
-    def watched(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        if type(self).__name__ == "AutoencoderKL":
-            moved.append(str(args[0]))
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.Module, "to", watched)
-    train(load_config(leaves, ["engine.offload_vae=true", "engine.tile_vae=true"]))
-    assert moved[-2:] == ["cpu", "cpu"]  # away, and back to this machine's device
-    assert same_lora(lora_of(load_config(leaves).run_dir), lora_of(load_config(stays).run_dir))
-    with pytest.raises(UserError, match=r"engine\.offload_vae"):
-        load_config("playground/d2align", ["engine.offload_vae=true"])
-
-
 @pytest.mark.long
 def test_eight_bit_moments_train_and_resume_to_the_bit(config_file: Any) -> None:
     pytest.importorskip("bitsandbytes")

@@ -43,7 +43,14 @@ REMOVED |= {"dgpo.reference": "pretrained", "dgpo.old": [0, 0.0, 0.001, 0.3]}
 REMOVED |= {"awm.average": [0, 0.0, 0.001, 0.3], "crd.sampling": [75, 0.0, 0.0075, 0.999], "d2align.batch_size": 64}
 REMOVED |= {"acflow.critic_rate": 1e-3, "acflow.critic_steps": 8, "direct.align.step": 0.02145}
 REMOVED |= {"direct.pair.denoise": [0.1, 0.25], "direct.pair.inversion": [0.3, 0.01], "evaluate.divgen": None}
-REMOVED |= {"awm.clip": 1.0, "acflow.warmup": 1, "gdro.best": 0.5, "prdp.clip": 1e-4, "rwr.constraint": 0.5}
+REMOVED |= {
+    "engine.offload_vae": False,
+    "awm.clip": 1.0,
+    "acflow.warmup": 1,
+    "gdro.best": 0.5,
+    "prdp.clip": 1e-4,
+    "rwr.constraint": 0.5,
+}
 
 ADV_GRPO = {  # its code's kernel is CPS, from one initial noise; its log-probability leaves out 1 / (2 s^2)
     "rollout.sampler": ("flow_sde", "cps"),
