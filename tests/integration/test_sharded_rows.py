@@ -50,7 +50,6 @@ CASES: dict[str, dict[str, Any]] = {
     "prdp": {"objective": "prdp", "rollout": STEPS},
     "fdfo": {  # the mean of the group that is split needs both processes
         "objective": "fdfo",
-        "fdfo": {"beta": 0.1},
         "rollout": {"sampler": "cps", "steps": 4, "noise_level": 0.1, "same_noise": True},
         "optimise": {"inner_epochs": 2},
     },

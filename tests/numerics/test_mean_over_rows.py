@@ -287,7 +287,8 @@ def test_an_fdfo_step_is_the_mean_over_all_states_of_a_group(spread: Policy, on_
     spec = SDE.model_copy(update={"same_noise": True, "window": 2, "noise_level": 0.2})
     rollout = collect(spread, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory="path")
     advantages = torch.tensor([0.2, -0.05, -0.15, 0, 1, -1])[:, None]
-    ours = FDFO(spec, beta=0.2, epsilon=0.05)
+    ours = FDFO(spec, epsilon=0.05)
+    ours.penalties[0].beta = 0.2
     ours.on_policy = on_policy
     path = rollout.trajectory
     assert path is not None and path.t.shape == (6, STEPS)

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from pydantic import FiniteFloat
 
 from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, key
-from diffrl.methods.shared.sections import KL
 
 
 class FDFOSection(Section):
@@ -20,10 +19,10 @@ class FDFOSection(Section):
         needs={"rollout": {"sampler": "cps", "noise_level": 0.045, "same_noise": True}},
     )
     whole_groups: ClassVar[bool] = True
+    beta: ClassVar[float] = 0.0
     epsilon: FiniteFloat = key(
         0.03, "the ratio is drawn to 1 plus or minus this: velocities move by half of it of what images differ", gt=0
     )
-    beta: FiniteFloat = key(0.0, KL, ge=0)
 
     def trained_steps(self, rollout: Sampling) -> int:
         return rollout.steps
