@@ -29,6 +29,7 @@ _EXPECTED = {
 # Former keys of which the nearest name is not what takes their place.
 RENAMED = {
     "dpo.every": "is dpo.follow now",
+    "crd.adaptive": "is crd.beta now: [LOW, HIGH] by reward, or a number for all",
     "engine.offload_vae": "is gone, since an autoencoder is small beside a network: lower optimise.micro_batch",
     "rollout.noise_decay": "is the second of rollout.noise_level: [FIRST, LAST] now",
     "image_set.columns": "is gone: name the reward as the set's scores, rewards: {SCORES: {plugin: REWARD}}",

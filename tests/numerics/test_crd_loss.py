@@ -113,9 +113,11 @@ def test_a_constant_on_the_implicit_rewards_of_a_prompt_changes_nothing() -> Non
 def test_anchor_strength_runs_from_the_floor_to_beta() -> None:
     q = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
     c_min = 1e-4 / 0.1
-    assert anchor_strength(q, 0.1).tolist() == pytest.approx([0.1 * (c_min + x * (1 - c_min)) for x in (0, 0.25, 1)])
-    assert anchor_strength(q, 0.1)[0] == pytest.approx(1e-4)
-    assert anchor_strength(q, 1e-5).tolist() == pytest.approx([1e-5] * 3)  # c_min is at most 1
+    assert anchor_strength(q, 1e-4, 0.1).tolist() == pytest.approx(
+        [0.1 * (c_min + x * (1 - c_min)) for x in (0, 0.25, 1)]
+    )
+    assert anchor_strength(q, 1e-4, 0.1)[0] == pytest.approx(1e-4)
+    assert anchor_strength(q, 1e-5, 1e-5).tolist() == pytest.approx([1e-5] * 3)
 
 
 def test_one_prompt_reaches_the_tilted_distribution() -> None:

@@ -79,7 +79,7 @@ def make_objective(name: str, beta: float) -> Objective:
     if name == "dppo":  # a mask by row and reward
         return GRPO(CFG, beta=beta, delta=1e-5)
     if name == "crd":
-        return CRD(beta=beta, anchor_guidance=2.0)
+        return CRD(beta=(1e-4, beta) if beta else 0.0, anchor_guidance=2.0)
     return NFT(beta=beta, b=0.5)
 
 

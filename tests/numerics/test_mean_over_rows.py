@@ -114,7 +114,7 @@ def same(found: Tensor, wanted: Tensor) -> None:
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "grpo": lambda: GRPO(SDE, beta=0.1),
     "nft": lambda: NFT(beta=0.1),
-    "crd": lambda: CRD(beta=0.1),
+    "crd": lambda: CRD(beta=(1e-4, 0.1)),
     "direct": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS),
     "srpo": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS // 2, align=Align(), pair=Pair(), cap=0.3),
     "rwr": lambda: Regression(weights="softmax", tau=0.3, beta=0.1),

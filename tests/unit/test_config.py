@@ -103,6 +103,7 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
             "rollout.noise_level: expected a noise level from 0 to 100, or [FIRST, LAST], got",
         ),
         ("engine.offload_vae=true", "engine.offload_vae: unknown key: it is gone"),
+        ("crd.adaptive=false", "crd.adaptive: unknown key: it is crd.beta now: [LOW, HIGH] by reward"),
         ("dpo.every=3", "dpo.every: unknown key: it is dpo.follow now"),
         ("group_size=3", 'group_size: unknown key (nearest: "rollout.group_size")'),
         ("rolout.groups=3", 'rolout: unknown key (nearest: "rollout")'),

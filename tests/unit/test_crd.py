@@ -153,7 +153,7 @@ def test_every_lora_parameter_moves_and_nothing_else(config_file) -> None:
 
 
 def test_the_anchor_is_the_guided_pretrained_model_by_reward(config_file) -> None:
-    run = prepared(config_file, ["crd.beta=0.2"])
+    run = prepared(config_file, ["crd.beta=[0.0001,0.2]"])
     gradient(run, 1)
     objective, policy, rollout = run.objective, run.policy, ROLLOUTS[run]
     advantages = objective.shaped(SCORED[run])
@@ -164,7 +164,7 @@ def test_the_anchor_is_the_guided_pretrained_model_by_reward(config_file) -> Non
     with torch.no_grad(), policy.using("old"):
         plain = policy.predict(rows.x_t, rows.t, rows.cond).v
     kl = (rows.prediction.v - guided).square().flatten(1).mean(1)
-    strength = anchor_strength(external_reward(advantages[:4, 0], 5.0), 0.2).repeat(3)
+    strength = anchor_strength(external_reward(advantages[:4, 0], 5.0), 1e-4, 0.2).repeat(3)
     assert len(strength.unique()) == 4
     assert torch.allclose(objective.penalty(policy, rows), strength * kl, rtol=1e-5)
     objective.penalty.reference = "old"  # as a wrapper may say

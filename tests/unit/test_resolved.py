@@ -204,6 +204,8 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
         values[key[:-4]] = [values.pop(key), values.pop(f"{key[:-4]}.high")]
     if (last := values.pop("rollout.noise_decay", None)) is not None:
         values["rollout.noise_level"] = [values["rollout.noise_level"], last]
+    if values.pop("crd.adaptive", False) and values["crd.beta"]:
+        values["crd.beta"] = [1e-4, values["crd.beta"]]
     if "direct.pair.hinge" in values:
         values["direct.cap"] = values.pop("direct.pair.hinge")
     assert values.pop("direct.checkpoint_decoder", False) == bool(values.get("direct.decode_chunk"))

@@ -90,7 +90,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "crd.anchor_guidance": 4.5,
         "crd.timesteps": 0.8,
     },
-    "sd35/crd_geneval": {"crd.timesteps": 0.8, "crd.beta": 0.1},
+    "sd35/crd_geneval": {"crd.timesteps": 0.8, "crd.beta": [1e-4, 0.1]},
     "sd35/d2align_clip": {
         "d2align.omega": 1.5,
         "d2align.steps": 3000,

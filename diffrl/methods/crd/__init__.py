@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, PlainSerializer, PlainValidator
+from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import Method, Whole, key
+from diffrl.config.base import LARGEST, Method, Whole, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess
 from diffrl.methods.shared.sections import FOLLOWS, Schedule, check_timesteps
+
+
+def _strength(value: Any) -> float | tuple[float, float]:
+    """One weight, or the lowest and the highest."""
+    ends = list(value) if isinstance(value, list | tuple) else [value]
+    numbers = all(type(one) in (int, float) and 0 <= one <= LARGEST for one in ends)
+    if not 1 <= len(ends) <= 2 or not numbers or ends[0] > ends[-1]:
+        text = "a number of at least 0, or [LOW, HIGH]"
+        raise PydanticCustomError("strength", text)
+    return (float(ends[0]), float(ends[-1])) if isinstance(value, list | tuple) else float(value)
 
 
 class CRDSection(ForwardProcess):
@@ -20,9 +31,12 @@ class CRDSection(ForwardProcess):
         trainer="diffrl.methods.crd.objective:CRD",
     )
     whole_groups: ClassVar[bool] = True  # a group's rewards are centred together: it stays in one optimiser step
-    beta: FiniteFloat = key(0.1, "weight of mean (v_theta - v_ref)^2, v_ref guided; 0 runs no reference forward", ge=0)
+    beta: Annotated[float | tuple[float, float], PlainValidator(_strength), PlainSerializer(lambda beta: beta)] = key(
+        (1e-4, 0.1),
+        "weight of mean (v_theta - v_ref)^2, v_ref guided; [LOW, HIGH]: by reward, LOW for the lowest to HIGH for the "
+        "highest; a number: for all; 0 runs no reference forward",
+    )
     anchor_guidance: FiniteFloat = key(4.5, "guidance of v_ref, the pretrained prediction; 1 is none", ge=1)
-    adaptive: bool = key(True, "beta by reward, from 1e-4 for the lowest to beta for the highest; false: beta for all")
     b: FiniteFloat = key(1.0, "scale of the implicit reward against the external one", gt=0)
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     same_noise: bool = key(

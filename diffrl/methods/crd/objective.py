@@ -47,10 +47,10 @@ def crd_loss(r: Tensor, r_mean: Tensor, qc: Tensor, adv_clip: float, b: float) -
     return adv_clip / b * (b * (r[:, None] - r_mean) - qc).square()
 
 
-def anchor_strength(q: Tensor, beta: float, floor: float = 1e-4) -> Tensor:
-    """Weight of the KL anchor by reward: `beta (c_min + q (1 - c_min))`, c_min = floor / beta, at most 1."""
-    least = min(floor / beta, 1.0)
-    return beta * (least + q * (1 - least))
+def anchor_strength(q: Tensor, low: float, high: float) -> Tensor:
+    """Weight of the KL anchor by reward: `beta (c_min + q (1 - c_min))` of beta = high, c_min = low / high."""
+    least = low / high
+    return high * (least + q * (1 - least))
 
 
 class CRD(Objective):
@@ -71,9 +71,11 @@ class CRD(Objective):
         keys = CRDSection.of(keys, values)
         noising = Noising.of(keys, group_level=True, group_noise=keys.same_noise)
         decays = {"old": keys.old, "sampling": SAMPLING}
-        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
-        self.penalties = [Anchor(self, keys.beta, keys.anchor_guidance)]
-        self.b, self.adv_clip, self.adaptive = keys.b, ADV_CLIP, keys.adaptive
+        beta = keys.beta[1] if isinstance(keys.beta, tuple) else keys.beta
+        self.least = keys.beta[0] if isinstance(keys.beta, tuple) else None
+        super().__init__(beta=beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
+        self.penalties = [Anchor(self, beta, keys.anchor_guidance)]
+        self.b, self.adv_clip = keys.b, ADV_CLIP
         self.strength: Tensor | None = None  # (n,) of the KL anchor, if it adapts
         self._overall: Tensor | None = None  # (N,) q of the weighted sum of rewards
         self._targets: Targets | None = None
@@ -95,10 +97,10 @@ class CRD(Objective):
         if self._targets is None or self._targets.advantages is not step.advantages:
             q = external_reward(step.advantages, self.adv_clip)
             self._targets = Targets.of(step, q, self.known, policy.device)
-            if self.adaptive and self.penalties[0].beta:
+            if self.least is not None and (high := self.penalties[0].beta):
                 assert self._overall is not None, "advantages() runs before before_step()"
                 q = self._overall[step.rollout.first : step.rollout.first + len(step.advantages)]
-                self.strength = anchor_strength(q, self.penalties[0].beta).to(policy.device, non_blocking=True)
+                self.strength = anchor_strength(q, min(self.least, high), high).to(policy.device, non_blocking=True)
         self._r_mean = self._old_error = None
         if not self.on_policy and not self._targets.whole(step):
             self._measure(policy, step, self._targets)
@@ -156,7 +158,7 @@ class CRD(Objective):
 
 
 class Anchor(Penalty):
-    """`beta (c_min + q (1 - c_min)) mean (v_theta - v_ref^cfg)^2`; without `adaptive` the weight is beta.
+    """`beta (c_min + q (1 - c_min)) mean (v_theta - v_ref^cfg)^2`; where `crd.beta` is a number, the weight is that.
 
     q is that of the weighted sum of the rewards, also where they are balanced one by one.
     """
