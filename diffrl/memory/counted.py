@@ -54,11 +54,11 @@ class Hollow:
             key: what it depends on beside the model: with the same one it is counted once. None: it is counted anew.
             merging: whether rollouts merge the LoRA into the weights.
         """
-        recompute = phases.config.optimise.gradient_checkpointing
-        key = None if key is None else (key, merging, recompute)
+        kept = self.merged() if merging else []
+        key = None if key is None else (key, bool(kept))  # in few bits nothing is merged either way
         if key in self._counts:
             return self._counts[key]
-        kept = self.merged() if merging else []
+        recompute = phases.config.optimise.gradient_checkpointing
         self.fused.merging = merging
         for module in (self.backbone.network, self.backbone.vae):
             if recompute and (module is self.backbone.network or module._supports_gradient_checkpointing):
@@ -67,7 +67,7 @@ class Hollow:
                 module.disable_gradient_checkpointing()
         if not kept:
             self.fused.forget()  # a LoRA that was trained meanwhile is cast again
-            self._merged = None
+            self._merged = None if self._merged else self._merged
         with self._counting():
             found = phases.count(phase, kept)
         if key is not None:

@@ -186,7 +186,8 @@ class Estimator:
             for count, scale in ((rollout.batch_size, guidance), (rows, objective.guidance_scale))
         )
         # A method that decodes trains through more than these numbers say.
-        training = None if self.config.method.decodes else ("train", rows, objective.guidance_scale, beside)
+        recompute = self.config.optimise.gradient_checkpointing
+        training = None if self.config.method.decodes else ("train", rows, objective.guidance_scale, beside, recompute)
         found: dict[str, tuple[Hashable, Phase]] = {}
         if self.config.image_set is not None:
             found[PICTURE] = "encode", phases.encode

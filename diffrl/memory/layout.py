@@ -48,7 +48,7 @@ class Layout(TorchDispatchMode):
 
 
 def _tensors(arguments: Iterable[Any]) -> list[Tensor]:
-    """Those of an operation's arguments, which may be lists: torch's own walk through trees takes twenty times as long."""
+    """Those of an operation's arguments, which may be lists: torch's own walk through trees takes much longer."""
     found = list[Tensor]()
     for one in arguments:
         if isinstance(one, Tensor):
