@@ -451,3 +451,8 @@ def test_a_config_of_an_earlier_version_is_said_to_be_one(tmp_path: Path) -> Non
 def test_an_average_may_be_its_decay_alone():
     alone, whole = (load_config("ok.yaml", [word]) for word in ("optimise.ema=0.5", "optimise.ema={decay: 0.5}"))
     assert alone == whole and alone.resolved()["optimise"]["ema"] == {"decay": 0.5, "every": 1, "warmup": False}
+
+
+def test_there_are_at_most_200_keys() -> None:
+    """A new one takes the place of another."""
+    assert sum(inner is None and not (dotted.startswith("watch.")) for dotted, _, inner in walk()) <= 200
