@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from diffrl.divgen.extractors import NONE, Device, Extractor, check_extractor, load_extractor
 from diffrl.errors import UserError
 
@@ -26,3 +28,8 @@ def load_extractors(names: Mapping[str, str], device: Device = "cpu") -> tuple[d
         except UserError as error:
             missing[kind] = str(error)
     return loaded, missing
+
+
+def as_written(images: torch.Tensor) -> torch.Tensor:
+    """What a PNG file gives back of images in [0, 1]: rounded to 8 bits."""
+    return (images.detach().float().clamp(0, 1) * 255).round() / 255

@@ -48,7 +48,6 @@ class Method:
     about: str = ""  # one line for help; by default the title
     kind: Literal["objective", "credit", "wrapper", "reward"] = "objective"
     trainer: str = ""  # `module:Class` that is built from the section; "": the class that has the section
-    on_steps: bool = False  # an objective that trains on the log-probabilities of the rollout's own steps
     takes_credit: bool = False  # an objective whose steps may get a credit each
     advantages: Literal["any", "own", "none"] = "any"  # from any estimate; its own ranks or weights; or not used
     spatial: bool = False  # its loss is a mean over latent cells, each of which an advantage of its own may weigh

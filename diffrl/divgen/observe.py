@@ -228,8 +228,3 @@ def to_tensor(pixels: np.ndarray) -> Tensor:
     import torch
 
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
-
-
-def as_written(images: Tensor) -> Tensor:
-    """What a PNG file gives back of images in [0, 1]: rounded to 8 bits, so that scores do not depend on the way."""
-    return (images.detach().float().clamp(0, 1) * 255).round() / 255

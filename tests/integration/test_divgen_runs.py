@@ -13,7 +13,7 @@ from typing import Any
 import collapse
 import pytest
 import torch
-from divgen_parts import load_extractors
+from divgen_parts import as_written, load_extractors
 from PIL import Image
 
 from diffrl.cli.main import main
@@ -21,7 +21,7 @@ from diffrl.config import load_config
 from diffrl.divgen import run as divgen_run
 from diffrl.divgen.extractors import NONE
 from diffrl.divgen.folders import read_folder
-from diffrl.divgen.observe import Item, as_written, observe
+from diffrl.divgen.observe import Item, observe
 from diffrl.divgen.prompts import DIMENSIONS, benchmark, small
 from diffrl.divgen.run import Job, generate_images
 from diffrl.divgen.score import score

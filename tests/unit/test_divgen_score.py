@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from divgen_parts import load_extractors
+from divgen_parts import as_written, load_extractors
 from PIL import Image
 from torch import Tensor
 
 from diffrl.divgen.extractors import KINDS, NONE, load_extractor
 from diffrl.divgen.folders import read_folder
 from diffrl.divgen.metrics import mean_cosine
-from diffrl.divgen.observe import Item, Sight, as_written, in_batches, observe, to_tensor
+from diffrl.divgen.observe import Item, Sight, in_batches, observe, to_tensor
 from diffrl.divgen.reference import Reference, build_reference, drawn_reference, load_reference
 from diffrl.divgen.score import FILE, METRICS, load_scores, score
 from diffrl.divgen.scoring import score_folder

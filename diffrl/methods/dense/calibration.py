@@ -19,7 +19,7 @@ from diffrl.run.hooks import RunHook
 from diffrl.run.source import Rollouts
 from diffrl.samplers import schedule
 
-FLOOR, TOP = 0.01, 5.0
+TOP = 5.0
 TOLERANCE = 2.0  # e1: gains are balanced up to so many deviations of a fair coin
 CHANGE = 0.01  # e2: how far a level moves in a round
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 REFERENCE = "reference"  # the snapshot that a reset renews
-Gate = Literal["batch", "group", "all"]
 
 
 @dataclass(frozen=True)

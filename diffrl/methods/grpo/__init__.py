@@ -24,7 +24,6 @@ class GRPOSection(Section):
             ("weighting", "even"): {"Flash-GRPO": "2605.15980"},
         },
         trainer="diffrl.methods.grpo.objective:GRPO",
-        on_steps=True,
         takes_credit=True,
         needs={"rollout": {"sampler": "flow_sde"}},
     )

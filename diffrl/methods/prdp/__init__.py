@@ -16,7 +16,6 @@ class PRDPSection(Section):
         {"PRDP": "2402.08714"},
         about="proximal reward difference prediction",
         trainer="diffrl.methods.prdp.objective:PRDP",
-        on_steps=True,
         needs={"rollout": {"sampler": "flow_sde"}},
     )
     whole_groups: ClassVar[bool] = True
