@@ -20,10 +20,10 @@ def add_doctor(add: Any) -> None:
         _doctor,
         "check this installation: versions, devices, weights, rewards; or whether a config fits into memory",
         "diffrl doctor",
-        "diffrl doctor configs/sd35/nft_ocr.yaml rollout.resolution=1024",
-        "diffrl doctor configs/sd35/nft_ocr.yaml --gpu 4090 --processes 8",
-        "diffrl doctor configs/playground/nft.yaml configs/playground/grpo.yaml --gpu 24",
-        "diffrl doctor configs/flux/nft_pickscore.yaml --gpu h100 --processes 16 --nodes 2 --fsdp2",
+        "diffrl doctor sd35/nft_ocr_16gb --gpu 4080",
+        "diffrl doctor sd35/nft_ocr rollout.resolution=1024 --gpu 80 --processes 8",
+        "diffrl doctor playground/nft playground/grpo --gpu 24",
+        "diffrl doctor flux/nft_pickscore --gpu h100 --processes 16 --nodes 2 --fsdp2",
         words_anywhere=True,
     )
     doctor.usage = "diffrl doctor [CONFIG ... [section.key=value ...] [--gpu GIB|CARD]\n"

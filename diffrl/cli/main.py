@@ -223,7 +223,7 @@ def _add_train(add: Callable[..., Parser]) -> None:
         "diffrl train playground/nft",
         "diffrl train my.yaml rollout.groups=16 rewards.clip.weight=2 rewards.ocr=null",
         "diffrl train --resume runs/my epochs=80",
-        "accelerate launch -m diffrl train my.yaml",
+        "python -m diffrl.launch --nproc_per_node 8 -m diffrl train my.yaml",
         words_anywhere=True,
     )
     usage = "diffrl train CONFIG [section.key=value ...] [--dry-run]\n"

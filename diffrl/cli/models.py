@@ -22,7 +22,7 @@ def add_models(add: Callable[..., Any]) -> None:
 
     every = action("list", _list, "list the supported models", "diffrl models list")
     every.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    show = action("show", _show, "what is known of a family", "diffrl models show StableDiffusion3")
+    show = action("show", _show, "what is known of a family", "diffrl models show sd35")
     show.add_argument("name", metavar="NAME", help="a pipeline class or a model of `diffrl models list`")
     check = action(
         "check",

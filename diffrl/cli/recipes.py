@@ -17,7 +17,13 @@ from diffrl.resources import shipped, shipped_configs
 
 def add_recipes(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
-    configs = add("configs", _configs, "list the shipped configs, with model and method", "diffrl configs")
+    configs = add(
+        "configs",
+        _configs,
+        "list the shipped configs, with model and method",
+        "diffrl configs",
+        "diffrl configs sd35 16gb",
+    )
     configs.add_argument("words", nargs="*", metavar="WORD", help="only those whose name or description has all words")
     init = add(
         "init",

@@ -30,7 +30,7 @@ def add_rewards(add: Callable[..., Any]) -> None:
     new.add_argument("name", metavar="NAME", help="of the reward")
     new.add_argument("--out", type=Path, metavar="DIR", help="the folder to write (default: NAME)")
     text = "check a reward: shapes, determinism, independence of the batch, range, gradients"
-    example = "diffrl rewards check my_reward.py:Redness threshold=0.5"
+    example = "diffrl rewards check my_rewards.py:Redness power=2"
     check = action("check", _check, text, example, words_anywhere=True)
     check.usage = "diffrl rewards check NAME [parameter=value ...] [options]"
     text = "a reward (or path/to/file.py:Class), and parameters of its constructor"

@@ -32,11 +32,12 @@ def add_sharing(add: Callable[..., Any]) -> None:
         publish_run,
         "write a folder for the hub: LoRA, model card, gallery, results; --push sends it",
         "diffrl publish runs/demo",
+        "diffrl publish runs/my --lora runs/my/dial",
         "diffrl publish runs/my --lora runs/my/healthy --push OWNER/NAME",
     )
     command.add_argument("run", metavar="RUN_DIR", type=Path, help="the folder of a run")
     command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN_DIR/publish)")
-    text = "another LoRA than the newest, such as RUN_DIR/healthy"
+    text = "another LoRA than the newest, such as RUN_DIR/healthy, RUN_DIR/dial"
     command.add_argument("--lora", type=Path, metavar="DIR", help=text)
     text = (
         "held-out prompts that base model and LoRA are measured on (default: evaluate.prompts of the config); 0: none"

@@ -143,7 +143,7 @@ def in_helps() -> Iterator[Shown]:
     for parser in _parsers(_parser()):
         text = re.sub(r"\\\n\s*", " ", (parser.epilog or "").partition("example")[2].partition(":")[2])
         for line in text.splitlines():
-            if re.match(r"(diffrl|accelerate) ", line := " ".join(line.split())):
+            if re.match(r"(diffrl|accelerate|python -m diffrl.launch) ", line := " ".join(line.split())):
                 yield Shown(f"{parser.prog} --help", line)
 
 
@@ -212,9 +212,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Path(name).write_text("\n".join(prompts[:8]))
         Path("my_train.txt").write_text("\n".join(prompts[8:]))
         Path("my.jsonl").write_text("".join(f'{{"prompt": "{text}", "kind": "plain"}}\n' for text in prompts[:4]))
-        reward = (
-            (ROOT / "tests" / "data" / "redness.py").read_text().replace(" = 1.0)", " = 1.0, threshold: float = 0)")
-        )
+        reward = (ROOT / "tests" / "data" / "redness.py").read_text()
         for name in ("my_reward.py", "my_rewards.py"):
             mine = "class Mine(Redness):\n    name = 'mine'"
             function = "def redness(images):\n    return images[:, 0].mean((1, 2))"
@@ -230,6 +228,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("my.yaml").write_text(yaml.safe_dump(config))
         do("train my.yaml run_dir=runs/my")
         shutil.copytree("runs/my/lora", "runs/my/healthy", dirs_exist_ok=True)
+        shutil.copytree("runs/my/lora", "runs/my/dial/lora")
         shutil.copyfile("runs/my/lora/pytorch_lora_weights.safetensors", "style.safetensors")
         for name in ("demo", "nft", "grpo", "a", "b", "mine"):
             shutil.copytree("runs/my", f"runs/{name}")
