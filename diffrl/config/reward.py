@@ -181,7 +181,7 @@ def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) ->
         where, shape = f"rewards.{name}.shape", reward.shape
         low, high = shape.clip or (0.0, None)
         if low is None and high is None:
-            raise Problem(f"{where}.clip", "[null, null] holds nothing; give one bound or leave it out")
+            raise Problem(f"{where}.clip", "[null, null] bounds nothing; give one bound or leave it out")
         if low is not None and high is not None and low >= high:
             raise Problem(f"{where}.clip", f"[{low:g}, {high:g}]: the first is not below the second")
         if shape.modulate is not None:

@@ -151,7 +151,7 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
     ("shape", "message"),
     [
         ({"clip": [2, 1]}, "rewards.a.shape.clip: [2, 1]: the first is not below the second"),
-        ({"clip": [None, None]}, "rewards.a.shape.clip: [null, null] holds nothing"),
+        ({"clip": [None, None]}, "rewards.a.shape.clip: [null, null] bounds nothing"),
         ({"clip": {"high": 1}}, "rewards.a.shape.clip: expected a list of two such as [1, 2], got a section"),
         ({"modulate": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
         ({"modulate": {"by": "a"}}, 'rewards.a.shape.modulate.by: "a" names itself'),
