@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -27,6 +28,8 @@ from diffrl.errors import UserError
 
 pytest.importorskip("s3fs", reason='needs s3fs: pip install "diffrl[s3]"')
 moto = pytest.importorskip("moto.server", reason="needs moto[server]")
+import fsspec.asyn  # noqa: E402
+
 from diffrl import store  # noqa: E402
 from diffrl.records.hub import Pusher  # noqa: E402
 
@@ -44,7 +47,19 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     name = f"runs-{uuid.uuid4().hex[:8]}"  # the server keeps what a test before has written
     store.opened(f"s3://{name}")[0].mkdir(name)
     yield f"s3://{name}"
+    # A request that is left tries again for a minute, each time with a number of the process's global generator, whose
+    # state the runs of the tests after this one compare.
+    loop = fsspec.asyn.get_loop()
+    asyncio.run_coroutine_threadsafe(ended(), loop).result(60)
     server.stop()
+
+
+async def ended() -> None:
+    """Everything on this loop but this is cancelled, and has ended."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.wait(left, timeout=30) if left else None
 
 
 def machine(folder: Path, words: list[str], environment: dict[str, str], killed_at: int | None = None) -> None:
