@@ -67,13 +67,13 @@ def test_the_memory_of_images_knows_their_pixels(monkeypatch: pytest.MonkeyPatch
     from diffrl_playground import verifier
 
     calls = []
-    look = verifier.see
+    look = verifier.views
 
-    def counted(image: Any) -> Any:
-        calls.append(int(image[0, 0, 0]))
-        return look(image)
+    def counted(pixels: Any) -> Any:
+        calls.extend(int(image[0, 0, 0]) for image in pixels)
+        return look(pixels)
 
-    monkeypatch.setattr(verifier, "see", counted)
+    monkeypatch.setattr(verifier, "views", counted)
     images, prompts = torch.full((1, 3, 64, 64), 0.2), ["a heart"]
     for batch in (images, images.clone()):
         verifier.verify(batch, prompts)

@@ -368,8 +368,8 @@ def test_modes_of_the_verifier_share_one_look_at_an_image(monkeypatch) -> None:
     from diffrl_playground import verifier
 
     looks = []
-    see = verifier.see
-    monkeypatch.setattr(verifier, "see", lambda image: (looks.append(1), see(image))[1])
+    views = verifier.views
+    monkeypatch.setattr(verifier, "views", lambda pixels: (looks.extend(pixels), views(pixels))[1])
     images, prompts = torch.rand(2, 3, 64, 64), ["a red circle on white", "a blue star on black"]
     reward, strict = load_reward("playground"), load_reward("playground", mode="strict")
     first = reward(images, prompts, [{}, {}])
