@@ -64,17 +64,28 @@ def _prompt_source(value: Any) -> str | dict[str, float]:
     return {_path(str(name)): float(share) for name, share in value.items()}
 
 
-def _resolution(value: Any) -> int | tuple[int, int]:
-    """A side of square images, or [width, height]."""
-    most = MOST["pixels"]
-    sides = list(value) if isinstance(value, list | tuple) else [value]
-    if len(sides) > 2 or not sides or not all(type(side) is int and 8 <= side <= most for side in sides):
-        text = f"a side of 8 to {most} pixels, or [width, height]"
-        raise PydanticCustomError("resolution", text)  # type: ignore[arg-type]
-    return (sides[0], sides[-1]) if isinstance(value, list | tuple) else sides[0]
+def one_or_two(text: str, kind: type, least: float, most: float, rising: bool = False) -> PlainValidator:
+    """For a key that is one number from `least` to `most`, or a pair of them; `text` says so where it is neither.
+
+    `kind`: int or float. `rising`: the second is not below the first.
+    """
+
+    def read(value: Any) -> Any:
+        found = list(value) if isinstance(value, list | tuple) else [value]
+        if (
+            not 1 <= len(found) <= 2
+            or not all(type(one) in (int, kind) and least <= one <= most for one in found)
+            or (rising and found[0] > found[-1])
+        ):
+            raise PydanticCustomError("one_or_two", text)  # type: ignore[arg-type]
+        return (kind(found[0]), kind(found[-1])) if isinstance(value, list | tuple) else kind(value)
+
+    return PlainValidator(read)
 
 
-Resolution = Annotated[int | tuple[int, int], PlainValidator(_resolution), PlainSerializer(lambda side: side)]
+AS_IS = PlainSerializer(lambda value: value)  # what `one_or_two` reads
+_SIDES = one_or_two(f"a side of 8 to {MOST['pixels']} pixels, or [width, height]", int, 8, MOST["pixels"])
+Resolution = Annotated[int | tuple[int, int], _SIDES, AS_IS]
 PromptSource = Annotated[str | dict[str, float], PlainValidator(_prompt_source)]
 Share = Annotated[FiniteFloat, Field(ge=0, lt=1)]
 PAIR = Field(strict=False)  # YAML's lists become tuples; the items stay strict

@@ -17,19 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    FiniteFloat,
-    PlainSerializer,
-    PlainValidator,
-    PrivateAttr,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, FiniteFloat, PrivateAttr, ValidationError
 from pydantic_core import PydanticCustomError
 
 from diffrl.errors import UserError
-from diffrl.keys import PAIR, Problem, Section, key
+from diffrl.keys import AS_IS, PAIR, Problem, Section, key, one_or_two
 from diffrl.plugins import load
 
 
@@ -87,16 +79,8 @@ def _known(name: str) -> str:
     return name
 
 
-def _noise(value: Any) -> float | tuple[float, float]:
-    """A noise level, or the first and the last."""
-    levels = list(value) if isinstance(value, list | tuple) else [value]
-    if not 1 <= len(levels) <= 2 or not all(type(one) in (int, float) and 0 <= one <= 100 for one in levels):
-        text = "a noise level from 0 to 100, or [FIRST, LAST]"
-        raise PydanticCustomError("noise_level", text)
-    return (float(levels[0]), float(levels[-1])) if isinstance(value, list | tuple) else float(value)
-
-
-NoiseLevel = Annotated[float | tuple[float, float], PlainValidator(_noise), PlainSerializer(lambda level: level)]
+_NOISE = one_or_two("a noise level from 0 to 100, or [FIRST, LAST]", float, 0, 100)
+NoiseLevel = Annotated[float | tuple[float, float], _NOISE, AS_IS]
 
 if typing.TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass

@@ -7,12 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from diffrl.keys import LARGEST, PAIR, PathText, Problem, PromptSource, Resolution, Share, key, section
+from diffrl.keys import (
+    AS_IS,
+    LARGEST,
+    PAIR,
+    PathText,
+    Problem,
+    PromptSource,
+    Resolution,
+    Share,
+    key,
+    one_or_two,
+    section,
+)
 from diffrl.keys import Section as PlainSection
 from diffrl.sampling import STOCHASTIC
 from diffrl.sampling import SamplerSpec as Sampling  # what a method's section reads of `rollout`
 
 __all__ = [
+    "AS_IS",
     "LARGEST",
     "PAIR",
     "STOCHASTIC",
@@ -25,6 +38,7 @@ __all__ = [
     "Section",
     "Share",
     "key",
+    "one_or_two",
     "section",
 ]
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import FiniteFloat, PlainSerializer, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import FiniteFloat
 
-from diffrl.config.base import LARGEST, Method, Whole, key
+from diffrl.config.base import AS_IS, LARGEST, Method, Whole, key, one_or_two
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess
 from diffrl.methods.shared.sections import FOLLOWS, Schedule, check_timesteps
 
-
-def _strength(value: Any) -> float | tuple[float, float]:
-    """One weight, or the lowest and the highest."""
-    ends = list(value) if isinstance(value, list | tuple) else [value]
-    numbers = all(type(one) in (int, float) and 0 <= one <= LARGEST for one in ends)
-    if not 1 <= len(ends) <= 2 or not numbers or ends[0] > ends[-1]:
-        text = "a number of at least 0, or [LOW, HIGH]"
-        raise PydanticCustomError("strength", text)
-    return (float(ends[0]), float(ends[-1])) if isinstance(value, list | tuple) else float(value)
+STRENGTH = one_or_two("a number of at least 0, or [LOW, HIGH]", float, 0, LARGEST, rising=True)
 
 
 class CRDSection(ForwardProcess):
@@ -31,7 +22,7 @@ class CRDSection(ForwardProcess):
         trainer="diffrl.methods.crd.objective:CRD",
     )
     whole_groups: ClassVar[bool] = True  # a group's rewards are centred together: it stays in one optimiser step
-    beta: Annotated[float | tuple[float, float], PlainValidator(_strength), PlainSerializer(lambda beta: beta)] = key(
+    beta: Annotated[float | tuple[float, float], STRENGTH, AS_IS] = key(
         (1e-4, 0.1),
         "weight of mean (v_theta - v_ref)^2, v_ref guided; [LOW, HIGH]: by reward, LOW for the lowest to HIGH for the "
         "highest; a number: for all; 0 runs no reference forward",
