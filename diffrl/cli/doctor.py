@@ -23,6 +23,7 @@ from diffrl.version import __version__
 
 if TYPE_CHECKING:
     from diffrl.memory.counted import Counted
+    from diffrl.memory.fit import Fit
 
 OK, WARN, BAD = "ok", "warn", "FAIL"
 ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
@@ -73,7 +74,6 @@ def check_fit(
     one have in common with it.
     """
     from diffrl.launched import launched_with_fsdp
-    from diffrl.memory.advice import advise
     from diffrl.memory.counted import Counted
     from diffrl.memory.fit import MARGIN, PICTURE, estimate
     from diffrl.memory.rewards import RATE
@@ -110,7 +110,16 @@ def check_fit(
         short = fit.total * MARGIN > free
         close = ", but closely: measured peaks took up to 9 of the 10 % for gaps; optimise.micro_batch can be smaller"
         print(f"it fits{close * short}")
-        return True
+    else:
+        _print_advice(config, free, world, fit, sharded, counted)
+    return bool(fit.total <= free)
+
+
+def _print_advice(config: Config, free: int, world: int, fit: Fit, sharded: bool, counted: Counted) -> None:
+    """Lines on what would make a config fit that does not."""
+    from diffrl.memory.advice import advise
+    from diffrl.memory.fit import estimate
+
     with _progress() as tell:
         advice = advise(config, free, world, fit, sharded, counted, tell)
         spread = None if advice else estimate(config, max(world, 8), True, counted, tell=tell)
@@ -121,7 +130,6 @@ def check_fit(
     if spread is not None and spread.total < fit.total:
         text = f"spread over {max(world, 8)} devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs"
         print(f"{text} {spread.total / GIB:.1f} GiB on each, and less with smaller micro-batches")
-    return False
 
 
 def names_of_hub(config: Config) -> None:

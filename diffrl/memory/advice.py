@@ -62,19 +62,7 @@ def advise(
         changed[BATCH] = batch // 2
         fit = attempt(changed, SAMPLING, fit)
     if _needed(fit, TRAINING) > free:
-        found: tuple[Fit, dict[str, Any]] | None = None
-        for recompute in sorted({config.optimise.gradient_checkpointing, True}):
-            own = changed | ({} if recompute == config.optimise.gradient_checkpointing else {RECOMPUTE: recompute})
-            start, known = fit, fit
-            if RECOMPUTE in own:
-                start = attempt(own, TRAINING, known)
-            candidate = _largest(start, own, free, partial(attempt, phase=TRAINING, before=known))
-            if candidate is None:
-                continue
-            if found is None or candidate[0].work[TRAINING] < found[0].work[TRAINING]:
-                found = candidate
-            if found[0].work[TRAINING] <= fit.work[TRAINING]:
-                break  # recomputing could only cost more
+        found = _trained(config, fit, changed, free, attempt)
         if found is None:
             return None
         fit, changed = found
@@ -84,6 +72,24 @@ def advise(
     if fit.total > free:
         return None
     return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
+
+
+def _trained(
+    config: Config, known: Fit, changed: Mapping[str, Any], free: int, attempt: Callable[..., Fit]
+) -> tuple[Fit, dict[str, Any]] | None:
+    """The cheaper one of the largest micro-batches with and without recomputing; None: none fits."""
+    found: tuple[Fit, dict[str, Any]] | None = None
+    for recompute in sorted({config.optimise.gradient_checkpointing, True}):
+        own = {**changed} | ({} if recompute == config.optimise.gradient_checkpointing else {RECOMPUTE: recompute})
+        start = attempt(own, TRAINING, known) if RECOMPUTE in own else known
+        candidate = _largest(start, own, free, partial(attempt, phase=TRAINING, before=known))
+        if candidate is None:
+            continue
+        if found is None or candidate[0].work[TRAINING] < found[0].work[TRAINING]:
+            found = candidate
+        if found[0].work[TRAINING] <= known.work[TRAINING]:
+            break  # recomputing could only cost more
+    return found
 
 
 def _largest(

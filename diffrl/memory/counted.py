@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffrl.config import Config
 from diffrl.memory.hollow import bytes_of, counting, hollow_backbone, kind_of, with_lora
-from diffrl.memory.phases import Phase, Phases
+from diffrl.memory.phases import Keyed, Phases
 from diffrl.policy import PRECISIONS
 
 
@@ -46,33 +46,33 @@ class Hollow:
                 self._merged = self.fused.prepare(self._precision)
         return self._merged
 
-    def count(self, phases: Phases, phase: Phase, key: Hashable, merging: bool = True) -> tuple[int, int]:
-        """Bytes and operations, see `Phases.count`.
+    def count(self, phases: Phases, keyed: Keyed, merging: bool = True) -> tuple[int, int]:
+        """Bytes and operations, see `Phases.count`; what has the same key was counted before.
 
         Args:
-            phases: whose `phase` it is, on this backbone.
-            key: what it depends on beside the model: with the same one it is counted once. None: it is counted anew.
+            phases: whose `keyed` it is, on this backbone.
             merging: whether rollouts merge the LoRA into the weights.
         """
         kept = self.merged() if merging else []
-        key = None if key is None else (key, bool(kept))  # in few bits nothing is merged either way
-        if key in self._counts:
-            return self._counts[key]
-        recompute = phases.config.optimise.gradient_checkpointing
+        known, phase = (keyed[0], bool(kept)), keyed[1]  # in few bits nothing is merged either way
+        if keyed[0] is None or known not in self._counts:
+            self._prepare(phases.config.optimise.gradient_checkpointing, merging, bool(kept))
+            with self._counting():
+                self._counts[known] = phases.count(phase, kept)
+        return self._counts[known]
+
+    def _prepare(self, recompute: bool, merging: bool, kept: bool) -> None:
+        """Put the modules into the state of a config; another one may have used them before."""
         self.fused.merging = merging
-        for module in (self.backbone.network, self.backbone.vae):
-            if recompute and (module is self.backbone.network or module._supports_gradient_checkpointing):
-                module.enable_gradient_checkpointing()
-            elif getattr(module, "_supports_gradient_checkpointing", False):
-                module.disable_gradient_checkpointing()
+        vae = self.backbone.vae
+        for module in (
+            (self.backbone.network, vae) if vae._supports_gradient_checkpointing else (self.backbone.network,)
+        ):
+            module.enable_gradient_checkpointing() if recompute else module.disable_gradient_checkpointing()
         if not kept:
             self.fused.forget()  # a LoRA that was trained meanwhile is cast again
-            self._merged = None if self._merged else self._merged
-        with self._counting():
-            found = phases.count(phase, kept)
-        if key is not None:
-            self._counts[key] = found
-        return found
+            if self._merged:
+                self._merged = None  # forgotten, too
 
     @contextmanager
     def _counting(self) -> Iterator[None]:

@@ -8,9 +8,8 @@ activations. The arithmetic of an epoch is counted in the same pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import psutil
 import torch
@@ -21,7 +20,7 @@ from diffrl.config import Config
 from diffrl.config.image_set import drawn_share
 from diffrl.memory.buffers import held
 from diffrl.memory.counted import Counted
-from diffrl.memory.phases import ImageItself, Phase, Phases
+from diffrl.memory.phases import ImageItself, Keyed, Phases
 from diffrl.memory.rewards import judges_of
 from diffrl.memory.selection import micro_batches, rollout_forwards
 from diffrl.objectives.minibatches import AUTO_ROWS
@@ -124,12 +123,12 @@ class Estimator:
             # Two references push the trained LoRA's out of the cache, and the graph still has them.
             copies = KEPT + len(objective.penalties) - 1
             parts[merged_part(copies)] = away = copies * sum(tensor.nbytes for tensor in kept)
-        for number, (name, (key, phase)) in enumerate(phases.items(), start=1):
+        for number, (name, phase) in enumerate(phases.items(), start=1):
             if known is not None and name in known.peaks:
                 peaks[name], operations[name] = known.peaks[name], known.operations[name]
                 continue
             self.tell(f"counting {name} ({number} of {len(phases)})")
-            peak, operations[name] = self.hollow.count(self.phases, phase, key, self.merging)
+            peak, operations[name] = self.hollow.count(self.phases, phase, self.merging)
             # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
             peaks[name] = peak + getattr(beside, name.split()[0], 0)
         work = self._work(operations)
@@ -175,37 +174,26 @@ class Estimator:
             "gradient and Adam's moments": 3 * self.lora,
         }
 
-    def _phases(self) -> dict[str, tuple[Hashable, Phase]]:
-        """By name, with what each depends on; the first word is that of `Held`. Where nothing is drawn to train on,
-        evaluations still draw."""
-        rollout, objective, rows = self.config.rollout, self.objective, max(self.sizes)
-        backbone, phases = self.backbone, self.phases
-        free, guidance, beside = backbone.classifier_free, rollout.guidance_scale, guidance_beside(objective, self.cost)
+    def _phases(self) -> dict[str, Keyed]:
+        """By name; the first word is that of `Held`. Where nothing is drawn to train on, evaluations still draw."""
+        rollout, objective, rows, phases = self.config.rollout, self.objective, max(self.sizes), self.phases
+        free, guidance = self.backbone.classifier_free, rollout.guidance_scale
         batch, trained = (
             count * (2 if free and scale != 1 else 1)
             for count, scale in ((rollout.batch_size, guidance), (rows, objective.guidance_scale))
         )
-        # A method that decodes trains through more than these numbers say.
-        recompute = self.config.optimise.gradient_checkpointing
-        training = None if self.config.method.decodes else ("train", rows, objective.guidance_scale, beside, recompute)
-        found: dict[str, tuple[Hashable, Phase]] = {}
-        if self.config.image_set is not None:
-            found[PICTURE] = "encode", phases.encode
-        if (judged := resized(backbone, self.config.evaluate.resolution, "evaluate.resolution")) is not None:
+        found: dict[str, Keyed] = {PICTURE: phases.picture} if self.config.image_set is not None else {}
+        if (judged := resized(self.backbone, self.config.evaluate.resolution, "evaluate.resolution")) is not None:
             evaluate = self.config.evaluate
             images = min(rollout.batch_size, -(-evaluate.prompts // self.world) * evaluate.per_prompt)
             drawn = rollout.model_copy(update={"batch_size": images})
-            larger, size = Phases(judged, self.config.model_copy(update={"rollout": drawn})), str(evaluate.resolution)
-            sample = partial(larger.sample, images, guidance)
-            found[f"{JUDGING} {images * batch // rollout.batch_size} rows"] = ("sample", images, guidance, size), sample
-            found[f"{JUDGING}, decoding"] = ("decode", larger.chunk, size), larger.decode
+            larger = Phases(judged, self.config.model_copy(update={"rollout": drawn}))
+            found[f"{JUDGING} {images * batch // rollout.batch_size} rows"] = larger.sampling(images, guidance)
+            found[f"{JUDGING}, decoding"] = larger.decoding
         return found | {
-            f"sampling {batch} rows": (
-                ("sample", rollout.batch_size, guidance),
-                partial(phases.sample, rollout.batch_size, guidance),
-            ),
-            "decoding": (("decode", phases.chunk), phases.decode),
-            f"training {trained} rows": (training, partial(phases.train, rows, objective, beside)),
+            f"sampling {batch} rows": phases.sampling(rollout.batch_size, guidance),
+            "decoding": phases.decoding,
+            f"training {trained} rows": phases.training(rows, objective, guidance_beside(objective, self.cost)),
         }
 
     def _work(self, operations: Mapping[str, int]) -> dict[str, float]:
@@ -238,9 +226,8 @@ class Estimator:
             weights = hollow.network + hollow.lora + hollow.autoencoder
             rows = count * (2 if backbone.classifier_free and guidance != 1 else 1)
             phases = Phases(backbone, own)
-            drawn = hollow.count(phases, partial(phases.sample, count, guidance), ("sample", count, guidance))
-            decoded = hollow.count(phases, phases.decode, ("decode", phases.chunk))
-            peak = max(drawn[0], decoded[0]) + KEPT * sum(tensor.nbytes for tensor in hollow.merged())
+            peak = max(hollow.count(phases, one)[0] for one in (phases.sampling(count, guidance), phases.decoding))
+            peak += KEPT * sum(tensor.nbytes for tensor in hollow.merged())
             peaks[f"sampling {rows} rows on {name}"] = peak + weights
             host += hollow.encoders + weights
         return host

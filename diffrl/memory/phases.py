@@ -6,9 +6,10 @@ being its own score.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from diffrl.policy.base import decoded_at_once
 from diffrl.prompts import Prompt
 
 Phase = Callable[[Alive], None]
+Keyed = tuple[Hashable, Phase]  # with what its count depends on beside the model; None: on more than can be said
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,26 @@ class Phases:
         with torch.no_grad():
             image = torch.empty(1, 3, height * backbone.scale, width * backbone.scale)
             backbone.vae.encode(backbone.to_encoder(image).to(dtype), return_dict=False)
+
+    @property
+    def picture(self) -> Keyed:
+        """`encode`."""
+        return ("encode", self.backbone.latent_shape), self.encode
+
+    @property
+    def decoding(self) -> Keyed:
+        """`decode`."""
+        return ("decode", self.backbone.latent_shape, self.chunk), self.decode
+
+    def sampling(self, rows: int, guidance: float) -> Keyed:
+        """`sample` of so many."""
+        return ("sample", self.backbone.latent_shape, rows, guidance), partial(self.sample, rows, guidance)
+
+    def training(self, rows: int, objective: Objective, beside: float) -> Keyed:
+        """`train` of so many. A method that decodes trains through more than these numbers say."""
+        recompute = self.config.optimise.gradient_checkpointing
+        key = ("train", rows, objective.guidance_scale, beside, recompute)
+        return None if self.config.method.decodes else key, partial(self.train, rows, objective, beside)
 
     @property
     def chunk(self) -> int:
