@@ -76,9 +76,9 @@ def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
     values, pixels = [], to_pixels(images)
     if len(pixels) != len(prompts):
         raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
-    for image, prompt in zip(pixels, prompts, strict=True):
+    for seen, prompt in zip(glance(pixels), prompts, strict=True):
         caption = parse(prompt)
-        reading = observe(glance(image[None])[0], caption)
+        reading = observe(seen, caption)
         values.append({fact.name: reading.get(fact.name) for fact in free(caption)})
     return values
 

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,12 +139,17 @@ _KEEP = 128  # images, 250 kB each
 _TOGETHER = 16  # images that are looked at at once: their arrays stay in the processor's cache
 
 
-def glance(images: np.ndarray) -> list[Observation]:
+def glance(images: np.ndarray) -> Iterator[Observation]:
     """As `see`, for each of uint8 (B, 64, 64, 3), but an image of the last 128 is not looked at again; what counts is
     its content, not where it is kept.
 
     So a run that is rewarded by the verifier, and watches its strict score and the variety, reads each image once.
     """
+    for first in range(0, len(images), _TOGETHER):
+        yield from _glance(images[first : first + _TOGETHER])
+
+
+def _glance(images: np.ndarray) -> list[Observation]:
     keys = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
     seen = {key: _SEEN[key] for key in keys if key in _SEEN}
     new = {key: image for key, image in zip(keys, images, strict=True) if key not in seen}
@@ -173,7 +178,7 @@ def judged(pixels: np.ndarray, prompts: Sequence[str]) -> list[Verdict]:
     """`verify` of uint8 (B, H, W, 3) in this process."""
     captions, verdicts = [parse(prompt) for prompt in prompts], []
     for first in range(0, len(captions), _TOGETHER):
-        asked = list(zip(glance(pixels[first : first + _TOGETHER]), captions[first : first + _TOGETHER], strict=True))
+        asked = list(zip(_glance(pixels[first : first + _TOGETHER]), captions[first : first + _TOGETHER], strict=True))
         new = [seen for seen, caption in asked if caption.kind != "heads" and "things" not in vars(seen)]
         for seen, things in zip(new, look([seen.view for seen in new]), strict=True):
             seen.things = things

@@ -172,8 +172,7 @@ class PlaygroundRegions:
     def map(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """(B, 8, 8) in [-1, 1] of images (B, 3, 64, 64) in [0, 1]; NaN where the prompt says nothing of a place."""
         verdicts = verify(images, list(prompts))
-        pixels = to_pixels(images)
-        seen = (glance(image[None])[0] for image in pixels)
+        seen = glance(to_pixels(images))
         fine = np.stack([region_map(one, parse(prompt)) for one, prompt in zip(seen, prompts, strict=True)])
         cells = known_means(torch.from_numpy(fine), self.maps)
         share = torch.tensor([verdict.score for verdict in verdicts])
