@@ -26,7 +26,6 @@ import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hmac import compare_digest
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from diffrl.records import ballots
 from diffrl.records.disk import DiskError
 from diffrl.records.groups import FOLDER, PICTURE
 from diffrl.rewards.secrets import is_loopback
-from diffrl.serving.limits import bind, check_address, has_token, read_body, server_of, size_of, url_of
+from diffrl.serving.limits import bind, check_address, has_token, read_body, same_secret, server_of, size_of, url_of
 from diffrl.serving.wire import Refused, read_json
 from diffrl.watch.parts import NAMES, Parts, page
 
@@ -81,7 +80,7 @@ class Watch:
         token = self.settings.token
         if token is None or has_token(request, token):
             return True
-        return compare_digest(request.cookies.get("diffrl-watch", "").encode(), self.session.encode())
+        return same_secret(request.cookies.get("diffrl-watch", ""), self.session)
 
     def check_site(self, request: Request) -> None:
         """Refused where a page of another site may have sent it."""
@@ -251,7 +250,7 @@ def _add_writing(app: FastAPI, watch: Watch, guarded: Sequence[Any]) -> None:
     @app.post("/enter")
     async def enter(request: Request) -> JSONResponse:
         given, token = (await watch.content(request, "token")).get("token"), settings.token
-        if token is None or not isinstance(given, str) or not compare_digest(given.encode(), token.encode()):
+        if token is None or not isinstance(given, str) or not same_secret(given, token):
             raise Refused(401, "that is not the token")
         answer = JSONResponse({})
         answer.set_cookie("diffrl-watch", watch.session, httponly=True, samesite="strict")
