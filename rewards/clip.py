@@ -319,8 +319,7 @@ def _clip_parameters(text: str) -> int:
     config = json.loads(text)
     kind = open_clip.CustomTextCLIP if config.pop("custom_text", None) else open_clip.CLIP
     with torch.device("meta"):
-        made = kind(**config)
-    return sum(parameter.numel() for parameter in made.parameters())
+        return sum(parameter.numel() for parameter in kind(**config).parameters())
 
 
 class CosineReward:

@@ -75,9 +75,8 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     metrics = read_metrics(run)
     if not metrics:
         raise UserError(f'publish: "{run}" has no epochs in metrics.jsonl yet')
-    evaluated = (
-        metrics if lora is None else []
-    )  # another LoRA's values are not the run's, but of RUN/healthy the earlier
+    # Another LoRA's values are not the run's, but those of RUN/healthy are the run's earlier ones.
+    evaluated = metrics if lora is None else []
     if (earlier := source / "evaluation.json").is_file():
         epoch = json.loads(earlier.read_text())["epoch"]
         evaluated = metrics = [row for row in metrics if row["epoch"] <= epoch]

@@ -455,4 +455,4 @@ def test_an_average_may_be_its_decay_alone():
 
 def test_there_are_at_most_200_keys() -> None:
     """A new one takes the place of another."""
-    assert sum(inner is None and not (dotted.startswith("watch.")) for dotted, _, inner in walk()) <= 200
+    assert sum(inner is None and not dotted.startswith("watch.") for dotted, _, inner in walk()) <= 200
