@@ -17,16 +17,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffrl.config import Config, check_model, check_plugin, dump, load_config, make_config
 from diffrl.errors import UserError
 from diffrl.lora_files import find_lora
-from diffrl.model import Model, load, prompts_of
 from diffrl.prompts import PromptLike, given_prompts
 from diffrl.resources import file_of_run
 from diffrl.rewards import local
 from diffrl.run.peers import joined
+
+if TYPE_CHECKING:
+    from diffrl.model import Model, load
 
 __all__ = ["Config", "Model", "Run", "evaluate", "load", "load_config", "prepare", "save_config", "train"]
 
@@ -34,6 +36,15 @@ Base = str | Path | Config | Mapping[str, Any]
 Rewards = Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | str
 
 save_config = dump
+
+
+def __getattr__(name: str) -> Any:
+    """What draws; a training from the shell does without."""
+    if name in ("Model", "load"):
+        from diffrl import model
+
+        return getattr(model, name)
+    raise AttributeError(f"module 'diffrl.api' has no attribute {name!r}")
 
 
 def train(
@@ -298,6 +309,8 @@ def evaluate(
         "mean" and "standard_error" (over prompts) of each reward, "diversity", "parts" of rewards with a breakdown, and
         every image's "scores". Printed, it is a small table.
     """
+    from diffrl.model import Model, load, prompts_of
+
     entries = _entries(rewards, "rewards")
     plugins = {name: entry.pop("plugin", name) for name, entry in entries.items()}
     for name, plugin in plugins.items():

@@ -15,7 +15,6 @@ from diffrl.rewards.mapped import known_means
 from diffrl.rewards.protocol import Card
 from diffrl_playground.grammar import facts as facts_of
 from diffrl_playground.grammar import kind_of, parse, understood
-from diffrl_playground.regions import region_map
 from diffrl_playground.sight import to_pixels
 from diffrl_playground.variety import FIGURES
 from diffrl_playground.verifier import Verdict, glance, verify
@@ -171,6 +170,8 @@ class PlaygroundRegions:
 
     def map(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """(B, 8, 8) in [-1, 1] of images (B, 3, 64, 64) in [0, 1]; NaN where the prompt says nothing of a place."""
+        from diffrl_playground.regions import region_map
+
         verdicts = verify(images, list(prompts))
         seen = glance(to_pixels(images))
         fine = np.stack([region_map(one, parse(prompt)) for one, prompt in zip(seen, prompts, strict=True)])

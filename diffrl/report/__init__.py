@@ -7,15 +7,13 @@ A method adds its own part by appending a function to `sections`: it takes the `
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
 from diffrl.errors import foreign
 from diffrl.records.disk import write_text
-from diffrl.report.d2align import direction
 from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
-from diffrl.report.gardo import gardo
-from diffrl.report.marble import balance
 from diffrl.report.page import page
 from diffrl.report.parts import by_part
 from diffrl.report.sections import curves, divgen, facts, headline, optimisation, others, samples, time_split
@@ -31,7 +29,25 @@ __all__ = [
 
 Section = Callable[[RunData], str]
 
-sections: list[Section] = [headline, by_part, curves, samples, gardo, balance, direction, optimisation, divgen]
+
+def _of_method(name: str, function: str) -> Section:
+    """A method's section; its module is loaded for runs that have metrics of the method, or a folder of its name."""
+
+    def drawn(run: RunData) -> str:
+        if not run.logged(f"{name}/") and not (run.folder / name).is_dir():
+            return ""
+        found: str = getattr(importlib.import_module(f"diffrl.report.{name}"), function)(run)
+        return found
+
+    return drawn
+
+
+METHODS = {"gardo": "gardo", "marble": "balance", "d2align": "direction"}
+sections: list[Section] = [
+    *(headline, by_part, curves, samples),
+    *(_of_method(*one) for one in METHODS.items()),
+    *(optimisation, divgen),
+]
 _LAST: tuple[Section, ...] = (others, time_split, facts)  # `others` draws what the sections before it have not
 
 
