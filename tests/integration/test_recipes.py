@@ -73,8 +73,7 @@ def write_set(values: dict[str, Any], folder: Path) -> None:
     for number in range(4):
         for member in members:
             Image.new("RGB", (16, 16), (number, member, 0)).save(folder / f"{number}-{member}.png")
-        names = values["image_set"]["columns"].values() or values["rewards"]
-        scores = {name: [float(member) for member in members] for name in names}
+        scores = {name: [float(member) for member in members] for name in values["rewards"]}
         pictures = [f"{number}-{member}.png" for member in members]
         lines.append(json.dumps({"images": pictures, "prompt": f"prompt {number}", "scores": scores}))
     (folder / "images.jsonl").write_text("\n".join(lines) + "\n")
