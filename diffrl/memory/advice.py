@@ -95,20 +95,26 @@ def _trained(
 def _largest(
     fit: Fit, changes: dict[str, Any], free: int, attempt: Callable[[Mapping[str, Any]], Fit]
 ) -> tuple[Fit, dict[str, Any]] | None:
-    """The largest micro-batch that fits, at most that of `fit`: memory grows as a line with its rows."""
+    """The largest micro-batch that fits, at most that of `fit`: memory grows as a line with its rows.
+
+    From two on: a batch of one lies in memory as if it were transposed already, so that some copies are not made.
+    """
     if _needed(fit, TRAINING) <= free:
         return fit, changes
-    least = attempt(changes | {ROWS: 1})
-    if _needed(least, TRAINING) > free:
+    for few in (2, 1) if fit.rows > 2 else (1,):
+        least = attempt(changes | {ROWS: few})
+        if _needed(least, TRAINING) <= free:
+            break
+    else:
         return None
     slope = (_needed(fit, TRAINING) - _needed(least, TRAINING)) / max(fit.rows - least.rows, 1)
-    rows = int(least.rows + (free - _needed(least, TRAINING)) / slope) if slope > 0 else 1
-    while (rows := min(rows, fit.rows - 1)) > 1:
+    rows = int(least.rows + (free - _needed(least, TRAINING)) / slope) if slope > 0 else few
+    while (rows := min(rows, fit.rows - 1)) > few:
         found = attempt(changes | {ROWS: rows})
         if _needed(found, TRAINING) <= free:
             return found, changes | {ROWS: rows}
         rows -= 1
-    return least, changes | {ROWS: 1}
+    return least, changes | {ROWS: few}
 
 
 def _needed(fit: Fit, phase: str) -> int:

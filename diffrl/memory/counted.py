@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffrl.config import Config
 from diffrl.memory.hollow import bytes_of, counting, hollow_backbone, kind_of, with_lora
-from diffrl.memory.phases import Keyed, Phases
+from diffrl.memory.phases import Count, Keyed, Phases
 from diffrl.policy import PRECISIONS
 
 
@@ -36,7 +36,7 @@ class Hollow:
         self._precision = PRECISIONS[config.optimise.precision]
         self._mode: FakeTensorMode | None = None
         self._merged: list[Tensor] | None = None
-        self._counts = dict[Hashable, tuple[int, int]]()
+        self._counts = dict[Hashable, dict[int, Count]]()  # by what they depend on, and rows
 
     def merged(self) -> list[Tensor]:
         """Weights with the LoRA in them, as rollouts keep them; without values."""
@@ -46,20 +46,22 @@ class Hollow:
                 self._merged = self.fused.prepare(self._precision)
         return self._merged
 
-    def count(self, phases: Phases, keyed: Keyed, merging: bool = True) -> tuple[int, int]:
-        """Bytes and operations, see `Phases.count`; what has the same key was counted before.
+    def count(self, phases: Phases, keyed: Keyed, merging: bool = True) -> Count:
+        """See `Phases.count`; not anew where the same was counted before, or follows from more and from fewer rows.
 
         Args:
             phases: whose `keyed` it is, on this backbone.
             merging: whether rollouts merge the LoRA into the weights.
         """
         kept = self.merged() if merging else []
-        known, phase = (keyed[0], bool(kept)), keyed[1]  # in few bits nothing is merged either way
-        if keyed[0] is None or known not in self._counts:
+        # In few bits nothing is merged either way.
+        counts = {} if keyed.key is None else self._counts.setdefault((keyed.key, bool(kept)), {})
+        if (found := counts.get(keyed.rows) or _between(counts, keyed.rows)) is None:
             self._prepare(phases.config.optimise.gradient_checkpointing, merging, bool(kept))
             with self._counting():
-                self._counts[known] = phases.count(phase, kept)
-        return self._counts[known]
+                found = phases.count(keyed.phase, kept)
+        counts[keyed.rows] = found
+        return found
 
     def _prepare(self, recompute: bool, merging: bool, kept: bool) -> None:
         """Put the modules into the state of a config; another one may have used them before."""
@@ -78,6 +80,23 @@ class Hollow:
     def _counting(self) -> Iterator[None]:
         with counting(self.backbone, self._mode) as self._mode:
             yield
+
+
+def _between(counts: Mapping[int, Count], rows: int) -> Count | None:
+    """The count that the nearest ones of fewer and of more rows prove; None where they do not.
+
+    With the same calls of torch, what is alive after each call is a line in the rows. If the same call has the most at
+    both ends, no other line is above its line between them.
+    """
+    low = max((number for number in counts if number < rows), default=None)
+    high = min((number for number in counts if number > rows), default=None)
+    if low is None or high is None or counts[low].path != counts[high].path:
+        return None
+    first, last = counts[low], counts[high]
+    sizes = [divmod((b - a) * (rows - low), high - low) for a, b in zip(first[:2], last[:2], strict=True)]
+    if any(left for _, left in sizes):
+        return None
+    return Count(first.peak + sizes[0][0], first.operations + sizes[1][0], first.path)
 
 
 class Counted:

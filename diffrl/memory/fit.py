@@ -128,9 +128,9 @@ class Estimator:
                 peaks[name], operations[name] = known.peaks[name], known.operations[name]
                 continue
             self.tell(f"counting {name} ({number} of {len(phases)})")
-            peak, operations[name] = self.hollow.count(self.phases, phase, self.merging)
+            count = self.hollow.count(self.phases, phase, self.merging)
             # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
-            peaks[name] = peak + getattr(beside, name.split()[0], 0)
+            operations[name], peaks[name] = count.operations, count.peak + getattr(beside, name.split()[0], 0)
         work = self._work(operations)
         encoders = self.hollow.encoders
         waits, judges = parts["network"] + away, self.judges
@@ -226,7 +226,7 @@ class Estimator:
             weights = hollow.network + hollow.lora + hollow.autoencoder
             rows = count * (2 if backbone.classifier_free and guidance != 1 else 1)
             phases = Phases(backbone, own)
-            peak = max(hollow.count(phases, one)[0] for one in (phases.sampling(count, guidance), phases.decoding))
+            peak = max(hollow.count(phases, one).peak for one in (phases.sampling(count, guidance), phases.decoding))
             peak += KEPT * sum(tensor.nbytes for tensor in hollow.merged())
             peaks[f"sampling {rows} rows on {name}"] = peak + weights
             host += hollow.encoders + weights

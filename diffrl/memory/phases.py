@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,25 @@ from diffrl.policy.base import decoded_at_once
 from diffrl.prompts import Prompt
 
 Phase = Callable[[Alive], None]
-Keyed = tuple[Hashable, Phase]  # with what its count depends on beside the model; None: on more than can be said
+
+
+class Keyed(NamedTuple):
+    """A phase, and what its count depends on beside the model and the rows; None: on more than can be said."""
+
+    key: Hashable
+    rows: int
+    phase: Phase
+
+
+class Count(NamedTuple):
+    """The most bytes that a phase needs on top of the modules and of what is kept, and its operations; see `Alive`.
+
+    `path`: the call of torch after which these bytes are alive, and how many calls there are.
+    """
+
+    peak: int
+    operations: int
+    path: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -36,8 +54,8 @@ class Phases:
     backbone: Any
     config: Config
 
-    def count(self, phase: Phase, kept: Iterable[Tensor] = ()) -> tuple[int, int]:
-        """The most bytes that it needs on top of the modules and of what is kept, and its operations."""
+    def count(self, phase: Phase, kept: Iterable[Tensor] = ()) -> Count:
+        """Run the phase on fake tensors, with `kept` beside it."""
         backbone = self.backbone
         with (
             Alive([*backbone.network.parameters(), *backbone.vae.parameters(), *kept]) as alive,
@@ -46,7 +64,7 @@ class Phases:
             phase(alive)
         for parameter in backbone.network.parameters():
             parameter.grad = None
-        return alive.peak, alive.operations
+        return Count(alive.peak, alive.operations, (alive.top, alive.calls))
 
     def sample(self, rows: int, guidance: float, alive: Alive) -> None:
         """A forward of a rollout's step."""
@@ -90,22 +108,22 @@ class Phases:
     @property
     def picture(self) -> Keyed:
         """`encode`."""
-        return ("encode", self.backbone.latent_shape), self.encode
+        return Keyed(("encode", self.backbone.latent_shape), 1, self.encode)
 
     @property
     def decoding(self) -> Keyed:
         """`decode`."""
-        return ("decode", self.backbone.latent_shape, self.chunk), self.decode
+        return Keyed(("decode", self.backbone.latent_shape), self.chunk, self.decode)
 
     def sampling(self, rows: int, guidance: float) -> Keyed:
         """`sample` of so many."""
-        return ("sample", self.backbone.latent_shape, rows, guidance), partial(self.sample, rows, guidance)
+        return Keyed(("sample", self.backbone.latent_shape, guidance), rows, partial(self.sample, rows, guidance))
 
     def training(self, rows: int, objective: Objective, beside: float) -> Keyed:
         """`train` of so many. A method that decodes trains through more than these numbers say."""
         recompute = self.config.optimise.gradient_checkpointing
-        key = ("train", rows, objective.guidance_scale, beside, recompute)
-        return None if self.config.method.decodes else key, partial(self.train, rows, objective, beside)
+        key = None if self.config.method.decodes else ("train", objective.guidance_scale, beside, recompute)
+        return Keyed(key, rows, partial(self.train, rows, objective, beside))
 
     @property
     def chunk(self) -> int:

@@ -153,12 +153,12 @@ def _work(arguments: argparse.Namespace) -> tuple[float, str]:
     steps, guidance = job.steps or 0, job.guidance_scale or 1.0
     phases = Phases(backbone, config)
     with counting(backbone):
-        peak, forward = phases.count(partial(phases.sample, arguments.batch_size, guidance), [])
-        other, decoding = phases.count(phases.decode, [])
+        forward = phases.count(partial(phases.sample, arguments.batch_size, guidance), [])
+        decoding = phases.count(phases.decode, [])
     weights = sum(map(bytes_of, (backbone.network, backbone.vae, *backbone.text_encoders)))
     text = f"{steps} steps, guidance scale {guidance:g}; {weights / GIB:.1f} GiB of weights"
-    text += f" and {max(peak, other) / GIB:.1f} GiB for batches of {arguments.batch_size}"
-    return steps * forward / arguments.batch_size + decoding / phases.chunk, text
+    text += f" and {max(forward.peak, decoding.peak) / GIB:.1f} GiB for batches of {arguments.batch_size}"
+    return steps * forward.operations / arguments.batch_size + decoding.operations / phases.chunk, text
 
 
 def _list(width: int, work: tuple[float, str] | None = None) -> str:

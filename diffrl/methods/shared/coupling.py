@@ -7,7 +7,7 @@ and column: so the step's phi are measured without gradient first, and c is exac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -118,34 +118,34 @@ class Coupling:
         return (self.of(rows) * phi).sum(0)
 
 
-def _groups(groups: Tensor) -> Sequence[Tensor]:
-    """The rows of each group; in one pass, as an image set's epoch has thousands of groups."""
-    return groups.argsort(stable=True).split(groups.unique(return_counts=True)[1].tolist())
+def _extreme(scores: Tensor, group: Tensor, largest: bool) -> Tensor:
+    """(N, K): the largest or smallest known score of each row's group; infinite where the group has none.
+
+    group (N, 1) counts the groups; for all of them at once, as an image set's epoch has thousands.
+    """
+    nothing = -torch.inf if largest else torch.inf
+    index, values = group.expand_as(scores), scores.masked_fill(scores.isnan(), nothing)
+    found = torch.full_like(scores, nothing).scatter_reduce(0, index, values, "amax" if largest else "amin")
+    return found.gather(0, index)
 
 
 def best_and_worst(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
     """(N, K): +1 for the best of a group, -1 for the worst, else 0; of equal ones the first is the best and the last
     the worst. A group whose known scores are all equal has no pair."""
-    picked = torch.zeros_like(scores)
-    for rows in _groups(groups):
-        for k in range(scores.shape[1]):
-            values = scores[rows, k]
-            known = (~values.isnan()).nonzero().flatten()
-            if not len(known) or values[known].max() == values[known].min():
-                continue
-            high, low = values[known] == values[known].max(), values[known] == values[known].min()
-            picked[rows[known[high.nonzero()[0, 0]]], k] = 1.0
-            picked[rows[known[low.nonzero()[-1, 0]]], k] = -1.0
-    return picked
+    group = groups.unique(return_inverse=True)[1][:, None]
+    place = torch.arange(len(scores), device=scores.device, dtype=torch.float64)[:, None]
+    high, low = _extreme(scores, group, True), _extreme(scores, group, False)
+
+    def one(picked: Tensor, first: bool) -> Tensor:
+        numbers = place.where(picked & (high > low), torch.nan)
+        return (numbers == _extreme(numbers, group, not first)).to(scores)
+
+    return one(scores == high, True) - one(scores == low, False)
 
 
 def best_of_group(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
     """(N, K): 1 for the best of a group and for all that tie with it, as in Flow-GRPO's code, else 0."""
-    picked = torch.zeros_like(scores)
-    for rows in _groups(groups):
-        group_scores = scores[rows]
-        picked[rows] = (group_scores == group_scores.nan_to_num(-torch.inf).amax(0)).to(scores)
-    return picked
+    return (scores == _extreme(scores, groups.unique(return_inverse=True)[1][:, None], True)).to(scores)
 
 
 def chosen_pairs(advantages: Tensor, samples: Tensor, rows_per_sample: int) -> Tensor:
