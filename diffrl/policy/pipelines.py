@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
@@ -66,6 +65,9 @@ def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> 
 
     `max_shift`: the family's, where the scheduler's config names none.
     """
+    # Of FLUX's pipeline, with which all of CLIP and T5 is imported: a quarter of a process's start.
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
     return calculate_shift(
         tokens,
         config.get("base_image_seq_len", 256),
