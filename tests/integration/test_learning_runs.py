@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from covering import some
 from launching import launch
 from PIL import Image
 from test_resume import run_and_die
@@ -53,7 +54,7 @@ def learned(run_dir: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "reward",
-    ["adversarial", *(pytest.param(one, marks=pytest.mark.long) for one in ("adversarial_preference", "reform"))],
+    some(["adversarial", "adversarial_preference", "reform"]),
 )
 def test_killed_and_resumed_it_ends_the_same(learning_config, reward: str) -> None:
     whole, broken = (learning_config(name, reward) for name in ("whole", "broken"))

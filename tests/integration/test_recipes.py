@@ -87,7 +87,7 @@ def _covering(recipes: list[Path], without: tuple[str, ...] = ()) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "recipe", _covering(EVERYWHERE, (*RECENT,)), ids=lambda path: f"{path.parent.name}/{path.stem}"
+    "recipe", _covering(EVERYWHERE, (*RECENT, "sdxl", "sd15")), ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
 def test_a_recipe_can_start(
     recipe: Path, models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

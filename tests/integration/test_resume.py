@@ -43,7 +43,7 @@ def final_tensors(run_dir: Path) -> dict[str, dict[str, torch.Tensor]]:
     return checkpoint.load(path)[0]
 
 
-SOME = [("sampling", "nft"), ("writing the checkpoint", "nft"), ("optimising", "grpo")]
+SOME = [("writing the checkpoint", "nft"), ("optimising", "grpo")]
 ALL = [*((phase, "nft") for phase in PHASES), ("sampling", "grpo"), ("optimising", "grpo")]  # only these two differ
 
 

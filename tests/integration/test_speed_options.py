@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import some
 from speed_options import ELSEWHERE, METHODS, OPTIONS, assert_options_leave_the_gradient
 
 from diffrl.config.engine import Engine
@@ -19,6 +20,6 @@ def test_the_table_is_whole() -> None:
         assert f"def {test}(" in (Path(__file__).parents[1] / file).read_text()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", some(METHODS, "nft"))
 def test_an_option_leaves_the_gradient(config_file: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     assert_options_leave_the_gradient(config_file, monkeypatch, method)

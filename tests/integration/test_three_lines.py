@@ -39,6 +39,7 @@ def figures(folder: Path) -> list[float]:
     return [row[key] for row in read_metrics(folder) for key in KEYS if key in row]
 
 
+@pytest.mark.long
 def test_it_trains_from_the_shell_on_two_processes(config: Path, tmp_path: Path) -> None:
     assert main(["train", str(config)]) == 0
     done = launch(2, config, f"run_dir={tmp_path / 'two'}")

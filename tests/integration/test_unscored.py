@@ -77,6 +77,7 @@ def test_a_run_with_refusals_ends_and_resumes_to_the_bit(config_file, tmp_path: 
     assert unlike(one, two) == []
 
 
+@pytest.mark.long
 def test_two_per_cent_of_refusals_end_no_run_at_the_default_bound(config_file, tmp_path: Path) -> None:
     """Some 2 % of the images have no score, and `unscored` is what it is when nobody sets it."""
     (tmp_path / "judge.py").write_text(JUDGE.format(size=4).replace("* 200).round().int() % 3", "* 5000).int() % 50"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from covering import some
 from tiny import tiny_flux, tiny_sd, tiny_sd3
 from tiny_models.recent import TINY, make
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,11 +36,6 @@ FAMILIES = [
     *(pytest.param(name, marks=pytest.mark.long) for name in MODELS if name != "sd3"),
     *(pytest.param(name, marks=[] if name in LAID_OUT else [pytest.mark.slow]) for name in NEW),
 ]
-
-
-def some(every: Iterable[str], *covering: str) -> list[Any]:
-    """Those named in `make test`, the others where there is more time."""
-    return [pytest.param(name, marks=[] if name in covering else [pytest.mark.long]) for name in every]
 
 
 def peak_of(forward, parameters) -> int:
@@ -153,6 +147,7 @@ def test_a_sharded_network_is_counted_by_its_share_and_two_blocks(tmp_path: Path
     assert four.parts["autoencoder"] == whole.parts["autoencoder"]
 
 
+@pytest.mark.long
 def test_configs_that_share_a_network_are_counted_as_each_alone(config_file) -> None:
     """One after the other, and again in the other order: no count leaves anything behind for the next one."""
     path, part = config_file("run"), "optimise.micro_batch=0.25"
@@ -366,7 +361,7 @@ def test_the_share_of_a_trees_rows_is_what_is_trained(config_file) -> None:
     assert sum(rows) / everything == pytest.approx(run.objective.cost(run.config.rollout, False, 1).share)
 
 
-@pytest.mark.parametrize("name", some(WORKS, "nft", "guided grpo", "crd", "direct"))
+@pytest.mark.parametrize("name", some(WORKS, "nft", "direct"))
 def test_the_work_of_an_epoch_is_what_an_epoch_does(config_file, name: str) -> None:
     """Counted on fake tensors from the configs, and by torch's counter on a real epoch, its prompts being encoded."""
     config = load_config(config_file("run"), WORKS[name])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 from test_report import make_run
 
 from diffrl import report
@@ -32,7 +33,7 @@ def saved(folder: Path) -> Path:
     return checkpoint.save(folder, 1, {"lora": {"a": torch.ones(2)}}, {"epoch": 1}, keep=1, identity={"a": 1})
 
 
-@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("text", some(ODD, "null", "[[]]", '{"epoch": []}', "[" * 100_000))
 def test_odd_json_in_a_runs_folder_is_one_line(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path / "run")
     for name in ("config.yaml", "environment.json", "d2align/evidence.json", "gardo/epoch-0001.json"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 from diffusers import DiffusionPipeline
 from test_families_2026 import MAIN, OLDER
 from tiny import PROMPTS, scramble
@@ -45,7 +46,7 @@ def velocity(policy: Policy, grad: bool = False) -> torch.Tensor:
         return policy.predict(x, torch.tensor([0.9, 0.4]), policy.encode(PROMPTS)).v
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", some(["fp32", "bf16"], "fp32"))
 @pytest.mark.parametrize("choice", CHOICES)
 def test_values_and_gradients_are_peft_s(tiny_model: Path, tmp_path: Path, choice: str, precision: str) -> None:
     if choice == "orthogonal" and precision != "fp32":
@@ -96,8 +97,13 @@ def test_a_rank_by_layer_and_its_alpha(tiny_model: Path) -> None:
         load_policy(str(tiny_model), lora=LoraSpec(ranks={"fff": 2}))
 
 
-@pytest.mark.parametrize("kind", ["dora", "rslora+kaiming"])
-@pytest.mark.parametrize("base", ["full", "int8"])
+@pytest.mark.parametrize(
+    ("base", "kind"),
+    some(
+        [(base, kind) for base in ("full", "int8") for kind in ("dora", "rslora+kaiming")],
+        *(("full", "rslora+kaiming"), ("int8", "dora")),
+    ),
+)
 def test_a_run_of_each_kind(config_file: Any, kind: str, base: str) -> None:
     from diffrl.config import load_config
     from diffrl.memory.fit import estimate

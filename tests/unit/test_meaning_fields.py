@@ -39,7 +39,7 @@ CLASSIC: dict[str, Any] = {
     "flux": tiny_flux,
 }
 NAMES = [*CLASSIC, *(name for name in TINY if not name.endswith(("-turbo", "-distilled")))]
-SHORT = ("sd", "flux2-klein")
+SHORT = ("sd",)
 STEPS, GUIDANCE, CLOSE = 4, 2.5, 1e-3
 # Values that a kind of field does not tell; of the others a switch is turned, a number is half as large again.
 VALUES: dict[str, list[Any]] = {

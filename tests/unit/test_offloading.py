@@ -121,6 +121,7 @@ def counted(config_file: Any, sized: str, *overrides: str) -> Fit:
     return estimate(config)
 
 
+@pytest.mark.long
 def test_doctor_counts_rewards_where_they_stand(config_file: Any, sized: str) -> None:
     plain, stays = estimate(load_config(config_file("run"))), counted(config_file, sized)
     beside = counted(config_file, sized, "watch.sized.offload=true")

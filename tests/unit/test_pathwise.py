@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
@@ -118,7 +119,7 @@ def test_random_judges_what_one_state_of_the_path_predicts(policy: Policy) -> No
     assert torch.equal(alone.x_t[0], rows.x_t[4])
 
 
-@pytest.mark.parametrize("path", ["all", "random"])
+@pytest.mark.parametrize("path", some(["all", "random"], "all"))
 def test_a_run_raises_its_reward(config_file, path: str) -> None:
     reward = str(Path(__file__).parents[1] / "data" / "warmth.py") + ":Warmth"
     sections = {"rewards": {"redness": {"plugin": reward}}, "epochs": 4, "rollout": {"sampler": "dpm2"}}

@@ -18,6 +18,7 @@ def fresh() -> np.ndarray:
     return np.stack([draw(sample_caption(rng, "test").text(), rng) for _ in range(100)])
 
 
+@pytest.mark.long
 def test_zero_on_the_bank() -> None:
     assert artefact(bank_images(60)).max() < 1e-6
 

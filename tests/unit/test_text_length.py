@@ -108,6 +108,7 @@ def test_doctor_counts_the_longest_prompt_where_texts_keep_their_lengths(
     assert hollow.blank(2, torch.float32).embeds.shape[1] == max(lengths)
 
 
+@pytest.mark.long
 def test_doctor_says_whether_its_texts_are_the_prompts_own(config_file, tmp_path: Path, capsys) -> None:
     folder, (prompts, _) = model("z-image", tmp_path / "z"), prompts_of(tmp_path)
     file = config_file("run", model=folder, prompts=prompts, rollout={"resolution": 32}, objective="rwr")

@@ -278,6 +278,7 @@ def test_servers_that_cannot_be_used_are_named(judge: Judge) -> None:
         build(judge, mode="pairs")
 
 
+@pytest.mark.long
 def test_all_modes_conform_on_the_server(judge: Judge) -> None:
     images, prompts = example_images()
     for name, mode, every in (("vlm", "yes", 16), ("vlm", "score", 16), ("vlm_pairs", "answer", 24)):
