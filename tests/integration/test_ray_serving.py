@@ -61,6 +61,7 @@ def url(folder: Path) -> Iterator[str]:
         stop()
 
 
+@pytest.mark.long
 def test_a_replica_killed_in_the_middle_loses_no_score(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert httpx.post(f"{url}/rewards/ledger/score", trust_env=False).status_code == 401
     monkeypatch.setenv("DIFFRL_REWARD_TOKEN", TOKEN)

@@ -256,6 +256,7 @@ def test_a_store_that_is_stuck_holds_no_ending_run_longer_than_it_was_given(
     assert time.monotonic() - begun < 3 and "was not sent" in said[0] and pusher.sent is None
 
 
+@pytest.mark.long
 def test_what_a_signal_saves_last_is_sent(bucket: str, config_file: Any, tmp_path: Path) -> None:
     """Checkpoints come every 3 epochs; the signal in the second one saves, and sends, the first one's end."""
     config = str(config_file(epochs=3, evaluate={"every": 3, "prompts": 2, "per_prompt": 2}, checkpoint={"every": 3}))
