@@ -22,6 +22,7 @@ from typing import Any
 from diffrl.errors import UserError, in_one_line
 
 CURRENT, PUSHES = "current.json", "pushes"
+VERSION = ("ETag", "etag", "blob_id", "mtime")  # what a store says of a file's content: S3, Google's, the hub, others
 PAUSES = (0.5, 2.0, 8.0)  # seconds before a request is made again that a connection or a busy store has failed
 LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)  # no fault of the connection
 KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is named
@@ -90,7 +91,7 @@ def local(address: str) -> Path:
         found = {name: info for name, info in fs.find(path, detail=True).items() if info["type"] == "file"}
     if not found:
         raise UserError(f'"{address}": there is no such file or folder')
-    facts = [[name, info.get("size"), str(info.get("ETag") or info.get("mtime") or "")] for name, info in found.items()]
+    facts = [[name, info.get("size"), *(str(info.get(key, "")) for key in VERSION)] for name, info in found.items()]
     digest = hashlib.sha256(json.dumps([address, sorted(facts)]).encode()).hexdigest()[:24]
     root = cache_folder() / "store" / digest
     target = root / Path(path).name

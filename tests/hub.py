@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c" * 40
+MISSING = {"X_Error_Code": "EntryNotFound"}  # without it the client takes the repository to be missing
 
 
 class Hub:
@@ -23,6 +24,23 @@ class Hub:
         self.private: dict[str, bool] = {}
         self.broken = False
         self.url = ""
+
+
+def listed(files: dict[str, bytes], below: str, deep: bool) -> list[dict[str, Any]]:
+    """The hub's rows of files and folders in a folder, or of all in all of its folders; a file is no folder."""
+    found = dict[str, dict[str, Any]]()
+    for name, data in files.items():
+        start = f"{below}/" if below else ""
+        if not name.startswith(start):
+            continue
+        first, *rest = name.removeprefix(start).split("/")
+        for depth in range(len(rest) if deep else min(len(rest), 1)):
+            folder = start + "/".join([first, *rest][: depth + 1])
+            found[folder] = {"type": "directory", "path": folder, "oid": "0"}
+        if deep or not rest:
+            oid = hashlib.sha1(data).hexdigest()
+            found[name] = {"type": "file", "path": name, "size": len(data), "oid": oid}
+    return list(found.values())
 
 
 @contextmanager
@@ -56,6 +74,10 @@ def serving() -> Iterator[Hub]:
                 asked = json.loads(body)["files"]
                 modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
                 self.answer({"files": modes})
+            elif "/paths-info/" in path:
+                wanted = {unquote(pair.partition("=")[2]) for pair in body.decode().split("&")}
+                every = listed(hub.files["/".join(path.split("/")[3:5])], "", True)
+                self.answer([entry for entry in every if entry["path"] in wanted])
             elif path == "/api/validate-yaml":  # of a model card
                 self.answer({"errors": [], "warnings": []})
             else:
@@ -77,12 +99,14 @@ def serving() -> Iterator[Hub]:
             if files is None:
                 self.answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
             elif path.startswith("/api/") and "/tree/" in path:
-                tree = [{"type": "file", "path": f, "size": len(b), "oid": "0"} for f, b in files.items()]
-                self.answer(tree)
+                folder = "/".join(parts[7:])
+                tree = listed(files, folder, "recursive=true" in self.path.lower())
+                there = tree or not folder
+                self.answer(tree) if there else self.answer({"error": "Entry not found"}, 404, **MISSING)
             elif path.startswith("/api/"):
                 self.answer({"id": name, "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]})
             elif (file := "/".join(parts[5:])) not in files:
-                self.answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
+                self.answer({"error": "Entry not found"}, 404, **MISSING)
             else:
                 data = files[file]
                 etag = f'"{hashlib.sha1(data).hexdigest()}"'

@@ -1,4 +1,4 @@
-"""Runs and files at an address of fsspec, against an S3 server of this machine (moto)."""
+"""Runs and files at an address of fsspec, against servers of this machine: S3 (moto), Google's, the hub's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -19,6 +21,7 @@ from typing import Any
 
 import pytest
 from children import in_child, signal_at
+from hub import Hub, serving
 from launching import free_port
 from safetensors.torch import load_file
 
@@ -173,6 +176,46 @@ def test_a_run_at_google_s_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         assert len(fs.ls(f"{path}/pushes")) == 2 and store.local("gs://runs/one/current.json").is_file()
     finally:
         server.stop()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub with the repository me/runs, for commands in processes of their own: the client reads its address once."""
+    with serving() as server:
+        server.files["me/runs"] = {}
+        values = {"HF_ENDPOINT": server.url, "HF_TOKEN": "hf_x", "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "*"}
+        for name, value in {**values, "HF_HUB_OFFLINE": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def test_a_file_of_the_hub_is_fetched_again_when_it_has_changed(hub: Hub, tmp_path: Path) -> None:
+    """Also where its size is the same; a file, and a folder."""
+    for text in ("red e", "red f"):
+        hub.files["me/runs"]["texts/prompts.txt"] = text.encode()
+        for address, name in (("hf://me/runs/texts/prompts.txt", ""), ("hf://me/runs/texts", "prompts.txt")):
+            code = f"from diffrl.store import local; print((local({address!r}) / {name!r}).read_text())"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+            assert done.stdout == f"{text}\n", done.stderr
+
+
+@pytest.mark.long
+def test_a_run_at_the_hub_goes_on_elsewhere_exactly(hub: Hub, config_file: Any, tmp_path: Path) -> None:
+    config = str(config_file(epochs=2))
+    words = [[config], *([config, "run_dir=hf://me/runs/one", "--resume", "auto", f"epochs={n}"] for n in (1, 2))]
+    for number, one in enumerate(words):
+        folder = tmp_path / str(number)  # a machine's own
+        folder.mkdir()
+        command = [sys.executable, "-m", "diffrl", "train", *one]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+    table = json.loads(hub.files["me/runs"]["one/current.json"])
+    sent = tmp_path / "sent.safetensors"
+    name = f"one/pushes/{table['push']}/lora/pytorch_lora_weights.safetensors"
+    sent.write_bytes(hub.files["me/runs"][name])
+    plain = load_file(tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors")
+    assert table["epoch"] == 2
+    assert {k: v.tolist() for k, v in load_file(sent).items()} == {k: v.tolist() for k, v in plain.items()}
 
 
 def test_a_kind_of_address_that_is_none_is_one_line() -> None:
