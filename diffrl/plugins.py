@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -131,7 +131,7 @@ def load_value(kind: str, name: str, value: str) -> Any:
     """What `module:NAME` (or `module`) leads to; UserError if it cannot be imported. `name`: what messages call it."""
     module, _, inner = value.partition(":")
     try:
-        with _unchanged(kind, name):
+        with nullcontext() if module in sys.modules else _unchanged(kind, name):
             found = importlib.import_module(module)
         return functools.reduce(getattr, filter(None, inner.split(".")), found)
     except (Exception, SystemExit) as error:

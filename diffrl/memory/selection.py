@@ -94,7 +94,7 @@ def _rollout(config: Config, objective: Objective, first: int, count: int) -> An
     stored = config.objective_section.trained_steps(rollout)
     sources = split_groups(config.prompts.train, config.drawn_groups or rollout.groups)
     return SimpleNamespace(
-        prompts=[Prompt("", source=source) for source, groups in sources.items() for _ in range(groups)],
+        prompts=[one for source, groups in sources.items() for one in [Prompt("", source=source)] * groups],
         first=first,
         total=rollout.images,
         member=number % rollout.group_size,
