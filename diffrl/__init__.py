@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from diffrl.errors import UserError
 
 # transformers and peft import it wherever it is installed; without a GPU it then asks, in every process, for a package
-# ("kernels") that nobody needs here.
+# ("kernels") that is not needed here.
 _logging.getLogger("bitsandbytes").setLevel(_logging.ERROR)
 
 __all__ = ["Config", "Model", "Run", "UserError", "evaluate", "load", "load_config", "save_config", "train"]

@@ -22,7 +22,7 @@ class UserError(ValueError):
 class TrainingError(RuntimeError):
     """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact.
 
-    `details`: what is known about the step, for whoever looks into it. `quiet`: another process says it.
+    `details`: what is known about the step, for debugging. `quiet`: another process says it.
     """
 
     quiet = False
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line on stderr. Where nobody reads it any more, this one and all that follow go nowhere, and nothing fails."""
+    """A line on stderr. Where it has lost its reader, this one and all that follow go nowhere, and nothing fails."""
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -59,7 +59,7 @@ def discard(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def foreign(where: object) -> Iterator[None]:
-    """For reading what somebody else may have written: an error of its shape becomes a UserError that names `where`."""
+    """For files that other programs may have written: an error of its shape becomes a UserError that names `where`."""
     try:
         yield
     except UserError:
@@ -69,7 +69,7 @@ def foreign(where: object) -> Iterator[None]:
 
 
 def in_one_line(error: BaseException, most: int = 500) -> str:
-    """`Type: message` of an exception of somebody else's code: one line, not too long, whatever its message does."""
+    """`Type: message` of an exception of foreign code: one line, not too long, whatever its message does."""
     try:
         message = " ".join(str(error).split())
     except Exception:

@@ -30,7 +30,7 @@ class Evaluated(NamedTuple):
     scores: Tensor
     distances: Tensor
     saturation: Tensor
-    figures: Mapping[str, float] = {}  # nobody writes into it
+    figures: Mapping[str, float] = {}  # never written to
     pictures: Tensor = torch.empty(0)
     parts: Mapping[str, Tensor] = {}
 

@@ -78,7 +78,7 @@ def check_launcher(accelerator: Any, precision: str) -> None:
 
 
 def _asked_processes() -> int:
-    """`--num_processes` of the `accelerate launch` that started this process; 1 without. It tells nobody else."""
+    """`--num_processes` of the `accelerate launch` that started this process; 1 without. It tells no other process."""
     import psutil
 
     try:

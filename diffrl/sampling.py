@@ -27,7 +27,7 @@ from diffrl.plugins import load
 
 @dataclass(frozen=True)
 class Sampler:
-    """What is true of one solver, whoever wrote it.
+    """What is true of one solver, shipped or a user's own.
 
     stochastic: it draws noise. quiet_steps: how many of its last steps do not, because their std would be zero at
     sigma = 0. most_noise: the highest noise level (1 where it is a share of the noise). flow_only: it is defined for

@@ -1,7 +1,7 @@
 """What belongs to a world alone: rewards, prompts and features that stand in for real ones on its own small model.
 
 They are defaults, so that the playground runs without a download. A model that draws something else would be trained
-on noise by them, without a word; so whoever knows the model asks here.
+on noise by them, without a word; so the code that knows the model asks here.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ scores are turned so that more is better.
 name        meaning
 best_of     E[max of n scores of a prompt], without replacement, over the prompts: what choosing one of n would give
 spread      root mean variance inside groups: what the advantages are made of
-noise       root mean square of what a score moves by under changes of its image that nobody sees (`near_identical`)
+noise       root mean square of what a score moves by under changes of its image that no eye sees (`near_identical`)
 reliability 1 - (noise / spread)^2 in [0, 1]: the share of the spread that is not noise
 conflict    Spearman's correlation of two rewards inside a group, mean over groups
 expected    the gain to be expected of training: `GAIN` times what the best of G has above the mean, times `reliability`

@@ -165,7 +165,7 @@ class _Answered:
         answers = self.answered(run_dir, epoch, groups)
         if answers is None:
             raise UserError(
-                f"replay: in {run_dir} nobody was asked about these images of epoch {epoch}: its answers are gone, or "
+                f"replay: in {run_dir} no votes were asked for on these images of epoch {epoch}: they are gone, or "
                 "this machine draws the images with other last digits"
             )
         return answers

@@ -24,7 +24,7 @@ V2_CLIP = ("ViT-L-14-quickgelu", "openai")
 V2_5_URL = "https://github.com/discus0434/aesthetic-predictor-v2-5/raw/main/models/aesthetic_predictor_v2_5.pth"
 V2_5_SIGLIP = "google/siglip-so400m-patch14-384"
 # The published heads say by their layers' numbers what lay between them when they were trained: dropout alone, or an
-# activation with it (LAION's ava+logos-l14-reluMSE.pth). Of others nobody can know.
+# activation with it (LAION's ava+logos-l14-reluMSE.pth). Of others it cannot be known.
 PUBLISHED: dict[tuple[str, tuple[int, ...]], str] = {
     ("layers", (0, 2, 4, 6, 7)): "none",
     ("layers", (0, 3, 6, 9, 11)): "relu",

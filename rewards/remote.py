@@ -123,7 +123,7 @@ class Remote:
         return torch.tensor([torch.nan if one is None else one for one in scores], dtype=torch.float32)
 
     async def _post(self, what: str, make: Callable[[], tuple[bytes, str]]) -> Any:
-        """What a server says to `what`: "score" or "applies". RewardError, which nobody tries again, if the reward that
+        """What a server says to `what`: "score" or "applies". RewardError, which is not tried again, if the reward that
         answers is not the one that this one began with."""
         answer = await self.servers.send(f"{self._path}/{what}", make)
         reply = answer.json()

@@ -1,4 +1,4 @@
-"""People's votes: an epoch's groups are shown on `diffrl watch`, somebody picks or ranks, and the run learns from that.
+"""People's votes: an epoch's groups are shown on `diffrl watch`, a person picks or ranks, and the run learns from that.
 
 Rankings become pairs, pairs become Bradley-Terry scores of the group's images (`diffrl.reward_tools.bradley_terry`).
 """
@@ -111,5 +111,5 @@ class Votes:
         }
         note = ""
         if not figures["votes"]:
-            note = f"nobody voted within {self.wait:g} s; trained without this reward"
+            note = f"no vote came within {self.wait:g} s; trained without this reward"
         return Answers(scores, errors, figures, note)

@@ -85,7 +85,7 @@ def _card(text: str) -> Any:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """A look at what is here downloads nothing, also where nobody set HF_HUB_OFFLINE."""
+    """A look at what is here downloads nothing, also where HF_HUB_OFFLINE is not set."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

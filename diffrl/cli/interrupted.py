@@ -16,7 +16,7 @@ from diffrl.errors import say
 def loading() -> None:
     """Say that it has begun, where what follows imports torch and reads a model: half a minute without a word."""
     if os.environ.get("RANK", "0") == "0":
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it: the run will say so
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader: the run will say so
             print("diffrl: loading ...", flush=True)
 
 

@@ -55,7 +55,7 @@ FAILURES = (
 def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None = None) -> int:
     """Run one command; returns the exit code. `parser`: of other commands than diffrl's own."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started it (`>&-`)
+        if getattr(sys, name) is None:  # closed by the shell (`>&-`)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the process's life)
     try:
         with _shown_warnings():
@@ -99,7 +99,7 @@ def _at_home(word: str) -> str:
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """(exit code, message) of an expected error; exit code 0 for one that nobody expected."""
+    """(exit code, message) of an expected error; exit code 0 for an unexpected one."""
     for module, name, hint in FAILURES:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(error, kind):

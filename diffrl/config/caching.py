@@ -14,7 +14,7 @@ class ScoutSection(Section):
     steps: int = key(6, "sampling steps of a candidate", "steps", ge=1)
 
     def check_with(self, config: Any) -> None:
-        """Raise Problem where candidates would say nothing of the images, or nobody needs what they say."""
+        """Raise Problem where candidates would say nothing of the images, or nothing reads what they say."""
         from diffrl.rewards.registry import declares
 
         rollout, where = config.rollout, "rollout.scout"

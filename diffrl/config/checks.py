@@ -68,7 +68,7 @@ def check_no_credentials_at(key: str, reward: Reward) -> None:
 
 
 def check_unused(config: Config) -> None:
-    """No section of an objective that is not chosen: what it says would have no effect, and nobody would notice."""
+    """No section of an objective that is not chosen: what it says would have no effect, unnoticed."""
     for name in ordered(config):
         if name not in INSIDE and not is_on(config, name):
             text = f'the objective is "{config.objective}", which does not use this section; set objective: {name}'

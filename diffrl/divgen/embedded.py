@@ -243,9 +243,7 @@ def _comfy(texts: Texts) -> Told | None:
         return None
     graph = _Graph(nodes)
     found = {(text, graph.seed(name)): name for name in graph.first_samplers() if (text := graph.prompt(name))}
-    if (
-        len({text for text, _ in found}) != 1
-    ):  # none, or several pictures of other texts: whose this one is, nobody says
+    if len({text for text, _ in found}) != 1:  # none, or several pictures of other texts: whose this one is, is unknown
         return None
     ((text, seed), name), *_ = found.items()
     return Told("ComfyUI's metadata", text, seed, graph.settings(name))

@@ -1,4 +1,4 @@
-"""Pictures in a folder, whoever drew them, with their prompts and seeds; and in one line, what was read.
+"""Pictures in a folder, of any tool, with their prompts and seeds; and in one line, what was read.
 
 Where prompts come from, in this order (`--prompts-from` names one of them, or a file):
 

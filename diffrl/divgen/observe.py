@@ -32,7 +32,7 @@ Batch: TypeAlias = "tuple[list[Item], Tensor]"
 class Item:
     """One image to look at. `prompt.text` names the group; `path` is None for an image that was never written.
 
-    known: somebody said the prompt; else the image is on its own. stated: somebody said its seed or its number among
+    known: its prompt is given; else the image is on its own. stated: a source gives its seed or its number among
     the prompt's images, so that the same picture again is no copy. settings: what it was drawn with.
     """
 
@@ -46,7 +46,7 @@ class Item:
 
     @property
     def dimension(self) -> str:
-        """One of `DIMENSIONS`, or "" where nobody said."""
+        """One of `DIMENSIONS`, or "" where it is not given."""
         return str(self.prompt.metadata.get("dimension", ""))
 
     @property

@@ -193,7 +193,7 @@ def _file(item: Item) -> Path:
 
 
 def _once(items: Sequence[Item], digests: Mapping[Item, bytes]) -> tuple[list[Item], int]:
-    """Without what is there already: the same file again, or the same bytes of one prompt whose seeds nobody stated."""
+    """Without what is there already: the same file again, or the same bytes of one prompt whose seeds are not given."""
     paths: set[Path] = set()
     pictures: set[tuple[str, bytes, int | None]] = set()
     left = []

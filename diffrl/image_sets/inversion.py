@@ -1,4 +1,4 @@
-"""The path of pictures that nobody saw drawn: the sampler's ODE, run backwards (InPO, arXiv 2503.18454).
+"""The path of pictures whose drawing is unknown: the sampler's ODE, run backwards (InPO, arXiv 2503.18454).
 
 symbol   name here    meaning
 x_k      states[:, k] the state at the schedule's level s_k; s_S = 0 is the picture's latent

@@ -132,7 +132,7 @@ class Showing(RunHook):
         return ImageGroup(prompt.text, pixels, {n: column for n, column in named.items() if n not in self.asked})
 
     def _ask(self, name: str, reward: Asker, epoch: int, groups: Sequence[ImageGroup]) -> Tensor:
-        """(groups, m), NaN where nobody answered; on the main process."""
+        """(groups, m), NaN where no person answered; on the main process."""
         monitor = self.rollouts.monitor
 
         def look(text: str) -> None:

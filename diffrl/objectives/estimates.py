@@ -54,7 +54,7 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Checked:
-    """A rule, whoever wrote it, that raises UserError instead of returning what is no (N, K) of finite numbers."""
+    """A rule, perhaps a user's, that raises UserError instead of returning what is no (N, K) of finite numbers."""
 
     rule: Callable[..., Tensor]
     name: str

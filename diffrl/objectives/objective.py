@@ -140,7 +140,7 @@ class Objective(ABC):
     samples_from = "default"  # the snapshot that rollouts are drawn with
     keep_trajectory: bool | Literal["path"] = False  # the stochastic steps, or all of them
     whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
-    # m directions (m,) of phi for whoever wants each reward's gradient, if there are better ones than its columns: the
+    # m directions (m,) of phi for combiners of the rewards' gradients, if there are better ones than its columns: the
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
     selects = False  # True: `pairs` leaves rows out, or orders them

@@ -1,4 +1,4 @@
-"""Faster and smaller forms of the same computation, all of them somebody else's: attention kernels, compiled blocks."""
+"""Faster and smaller forms of the same computation, all of other libraries: attention kernels, compiled blocks."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Family:
     # ---- sizes, from configs
 
     def set_size(self, resolution: Resolution) -> None:
-        """Draw pictures of this size from now on. What else depends on the size is set by whoever overrides this."""
+        """Draw pictures of this size from now on. A family that overrides this sets what else depends on the size."""
         size = latent_size(resolution, self.own_side(), self.scale, self.patch)
         self.latent_shape = (self.channels(), *size)
 

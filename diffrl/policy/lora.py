@@ -123,7 +123,7 @@ class Adapters:
 
     def _inject(self, name: str, cast_input: bool) -> None:
         config = LoraConfig(**self.metadata(), init_lora_weights=self.spec.init)  # type: ignore[arg-type]
-        # The start depends on the seed alone, and nobody's random stream is moved on.
+        # The start depends on the seed alone, and no random stream is moved on.
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are the point
             torch.manual_seed(self.seed)
@@ -176,7 +176,7 @@ class Adapters:
     def follow(self, name: str, decay: float | Tensor) -> None:
         """name <- decay * name + (1 - decay) * default, in place; decay in [0, 1], 0 copies and 1 keeps, both exactly.
 
-        A decay that was computed on the device, a tensor (), is used there: nobody waits for it.
+        A decay that was computed on the device, a tensor (), is used there: the host does not wait for it.
         """
         snapshot, weight = self._known(name), 1 - decay
         weights = [weight] * len(snapshot) if isinstance(weight, Tensor) else weight

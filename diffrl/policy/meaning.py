@@ -1,7 +1,7 @@
 """What a model's files must say for latents and predictions to mean what a family computes; else it is refused.
 
 A scheduler, a UNet or an autoencoder of another kind loads without a word, and its pictures look like pictures, but
-rollouts and losses would be those of a model that nobody trained. What is not known to be exact is named and refused.
+rollouts and losses would be those of a model that was never trained. What is not known to be exact is refused by name.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Lockstep:
     def uneven(self) -> Iterator[None]:
         """Forwards inside may be unevenly many; at its end this process takes part in the others' with `idle`.
 
-        After a failure nobody is waited for.
+        After a failure it waits for no process.
         """
         self._counting = True
         try:

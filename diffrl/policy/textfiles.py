@@ -45,7 +45,7 @@ class TextFiles:
         return Conditioning(tensors["embeds"], tensors["pooled"], tensors.get("lengths"), extra)
 
     def write(self, prompt: str | None, row: Conditioning) -> None:
-        """Keep the row for whoever reads it, where the disk has room."""
+        """Keep the row for other processes, where the disk has room."""
         if not self.folder.is_dir() or shutil.disk_usage(self.folder).free < LEFT:
             return
         tensors: dict[str, Tensor] = {"embeds": row.embeds, "pooled": row.pooled}

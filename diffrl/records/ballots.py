@@ -1,11 +1,11 @@
 """People's votes on a run's groups, on the disk: what is asked, what was answered, and what of that was trained on.
 
     RUN_DIR/votes/epoch-NNNN/groups.json   what is asked (`diffrl.records.groups`), with `until`: seconds since 1970
-    RUN_DIR/votes/epoch-NNNN/enough        somebody has said that the run may go on
+    RUN_DIR/votes/epoch-NNNN/enough        a person has said that the run may go on
     RUN_DIR/votes/epoch-NNNN/closed.json   written once: the run goes on; the votes that count, and their scores
     RUN_DIR/votes/votes.jsonl              every vote, one line each, of the layout that image sets have
 
-The run writes `groups.json` and `closed.json`, and whoever takes the votes writes the others; so no file has two
+The run writes `groups.json` and `closed.json`, and the server of the votes writes the others; so no file has two
 writers, and a run on another machine only needs the folder. A resumed run that asks the same again finds the same
 groups, by their digests, and counts the same votes.
 """
@@ -31,7 +31,7 @@ PREFERENCE = "preference"  # the scores' name, as in the layouts of image sets
 
 
 class NotAsked(ValueError):
-    """A vote on what nobody asks, or a second one; the message says what."""
+    """A vote on what no run asks for, or a second one; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def closed(run_dir: Path, epoch: int, groups: Sequence[str]) -> dict[str, Any] |
 
 
 def close(run_dir: Path, epoch: int, groups: Sequence[str], counted: Sequence[Mapping[str, Any]], **facts: Any) -> None:
-    """The run goes on with these votes; images that nobody voted on are removed, those of no later use."""
+    """The run goes on with these votes; images without a vote are removed, being of no later use."""
     folder = inside(run_dir, FOLDER, f"epoch-{epoch:04d}")
     content = {"epoch": epoch, "groups": list(groups), "votes": [vote["vote"] for vote in counted], **facts}
     write_text(folder / CLOSED, json.dumps(content, allow_nan=False) + "\n")
@@ -83,7 +83,7 @@ def open_epoch(run_dir: Path) -> Asked | None:
 
 
 def add_vote(run_dir: Path, vote: str, voter: str, group: str, order: Sequence[Sequence[int]]) -> bool:
-    """Append a vote; False if this very one is there already, so that whoever got no answer may send it again.
+    """Append a vote; False if this very one is there already, so that a client without an answer may send it again.
 
     Args:
         vote: its identity, of the sender's choice.
@@ -136,7 +136,7 @@ def go_on(run_dir: Path, epoch: int) -> None:
 
 
 def may_go_on(run_dir: Path, epoch: int) -> bool:
-    """Has somebody said so?"""
+    """Has a person said so?"""
     return (run_dir / FOLDER / f"epoch-{epoch:04d}" / ENOUGH).exists()
 
 
@@ -164,7 +164,7 @@ def _parse(content: bytes) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _locked(run_dir: Path) -> Iterator[int]:
-    """The file of the votes, which nobody else writes meanwhile."""
+    """The file of the votes, locked against other writers."""
     path = inside(run_dir, FOLDER) / FILE
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
@@ -177,7 +177,7 @@ def _locked(run_dir: Path) -> Iterator[int]:
 
 
 def _content(file: int) -> bytes:
-    """The whole lines; what a kill left of another one is cut off: nobody was told that it was kept."""
+    """The whole lines; what a kill left of another one is cut off: no client was told that it was kept."""
     size = os.fstat(file).st_size
     content = os.pread(file, size, 0)
     whole = content.rfind(b"\n") + 1

@@ -97,7 +97,7 @@ def compare(
         for key in keys
         if (key in then) != (key in now) or then.get(key) != now.get(key)
     ]
-    # First what no override helps: whoever has allowed all the rest should not be told only then.
+    # First what no override helps: a user who has allowed all the rest should not learn of it only then.
     for change in sorted(changes, key=lambda change: _structure(change, then, now, stateful) is None):
         _judge(change, then, now, where, accepted, stateful)
     return changes

@@ -58,7 +58,7 @@ class FolderLock:
             self.folder.rmdir()  # only an empty one: nothing was written, so nothing is left
 
     def take(self) -> str:
-        """Take the folder; who holds it if somebody does, else ""."""
+        """Take the folder; its holder if there is one, else ""."""
         first, begun, noted = self._renewed(), time.monotonic(), False
 
         def alive() -> bool:
@@ -106,7 +106,7 @@ def renewed(folder: Path) -> bool:
 
 
 def holder(folder: Path) -> str:
-    """Who holds the folder, "" if nobody does. Nothing stays there; the lock of a dead process goes."""
+    """The holder of the folder, "" without one. Nothing stays there; the lock of a dead process goes."""
     if not (folder / NAME).exists():
         return ""
     lock = FolderLock(folder)

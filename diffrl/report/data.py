@@ -268,7 +268,7 @@ def _samples(folder: Path) -> Iterable[Sample]:
 
 
 def _scores(text: object) -> dict[str, float]:
-    """A picture's scores by their names; none where somebody else wrote something else."""
+    """A picture's scores by their names; none where another program wrote something else."""
     try:
         found = json.loads(str(text))
     except (ValueError, RecursionError):

@@ -58,8 +58,8 @@ def bradley_terry(wins: np.ndarray, prior: float = 0.5, steps: int = 100) -> tup
 def wins_of(rankings: Sequence[Sequence[float | None]], count: int) -> np.ndarray:
     """(n, n) of rankings, each a number for every thing (a higher one is better; None: not ranked).
 
-    Equal numbers are a tie where they are the ranking's best; below, nothing is known of the pair: whoever picks one
-    thing has not compared the others.
+    Equal numbers are a tie where they are the ranking's best; below, nothing is known of the pair: a person picks one
+    thing and has not compared the others.
     """
     wins = np.zeros((count, count))
     for ranking in rankings:

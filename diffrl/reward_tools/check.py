@@ -2,7 +2,7 @@
 
 Every check says what it found; the reward passes if none failed. A check that does not concern the reward is left out.
 Pictures of other shapes and unusual prompts are tried for failures only: what a reward should say of them, and whether
-it mixes up height and width without failing, nobody but its author can know.
+it mixes up height and width without failing, only its author can know.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from diffrl.rewards.registry import load_reward
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4
 RAISED = "raised"
-REQUESTS = 60  # images that a remote reward scores in a check, where nobody says how many
+REQUESTS = 60  # images that a remote reward scores in a check, where its server does not say how many
 
 
 @dataclass(frozen=True)

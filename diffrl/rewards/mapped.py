@@ -25,7 +25,7 @@ def known_means(values: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def flat(reward: Any) -> Callable[..., object]:
-    """Its map as rows (B, h w), for whoever checks them; what is no map stays as it is."""
+    """Its map as rows (B, h w), to be checked; what is no map stays as it is."""
 
     def ask(*given: object) -> object:
         cells = reward.map(*given)

@@ -158,7 +158,7 @@ class Breakdown(Protocol):
 @dataclass(frozen=True)
 class Answers:
     """What people said of an epoch's groups: scores and standard errors of each group's m images, None where there is
-    none; figures of the epoch by their names; `note`: a sentence for whoever watches the run, or nothing."""
+    none; figures of the epoch by their names; `note`: a sentence for the console, or nothing."""
 
     scores: Sequence[Sequence[float | None]]
     errors: Sequence[Sequence[float | None]]
@@ -246,7 +246,7 @@ def _grid(value: Any) -> str:
     return "" if value is None or known else "is not (h, w), two positive numbers"
 
 
-# All that a reward may declare: whoever wraps, checks, serves or describes rewards reads it here.
+# All that a reward may declare: wrappers, checks, servers and descriptions of rewards read it here.
 ABILITIES: dict[str, Ability] = {
     "groupwise": Ability(False, _flag, to_json=bool, from_json=_bool),
     "batchwise": Ability(False, _flag, methods=("describe", "gains"), kept=False),

@@ -1,4 +1,4 @@
-"""Which local secrets a config may send to which servers: a recipe is somebody else's text, and is not trusted.
+"""Which local secrets a config may send to which servers: a recipe is a stranger's text, and is not trusted.
 
 A recipe may name environment variables that begin with `DIFFRL_`. Everything else the user allows, in a file of his own
 that no recipe can name: `~/.config/diffrl/settings.yaml`, or the one in the environment variable DIFFRL_SETTINGS:

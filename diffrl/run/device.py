@@ -60,7 +60,7 @@ def _apart(config: Config) -> list[str]:
 
 
 def check_device(config: Config, device: torch.device) -> None:
-    """UserError for what an Apple device (MPS) cannot do, or what nobody has seen it do."""
+    """UserError for what an Apple device (MPS) cannot do, or what was never tried there."""
     if device.type != "mps":
         return
     if config.engine.base in ("fp8", "nf4"):

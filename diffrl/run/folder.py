@@ -38,7 +38,7 @@ class RunFolder:
                 raise UserError(f"run_dir: {self.path} is in use: {who}")
 
     def held(self) -> AbstractContextManager[FolderLock | None]:
-        """While entered nobody else writes here. Raises UserError, LockLostError."""
+        """While entered no other process writes here. Raises UserError, LockLostError."""
         if not self.main:
             return nullcontext()
         check_writable(self.path, "run_dir")

@@ -97,7 +97,7 @@ class Heartbeat(Peers):
         self._thread.start()
 
     def _accept(self, server: socket.socket, token: str) -> None:
-        """A link to every rank; whoever does not know the token is none."""
+        """A link to every rank; a connection without the token is none."""
         until = time.monotonic() + JOINING
         while len(self._links) < len(self.table) - 1 and (left := until - time.monotonic()) > 0:
             server.settimeout(left)
@@ -244,7 +244,7 @@ class Heartbeat(Peers):
 
     def _tell(self, word: dict[str, Any] | None) -> None:
         for link in self._links:
-            with contextlib.suppress(OSError):  # whoever cannot be told is seen to be gone when it is listened to
+            with contextlib.suppress(OSError):  # a rank that cannot be told is seen to be gone when it is listened to
                 link.sendall(b"\n" if word is None else json.dumps(word).encode() + b"\n")
 
     def _error(self, rank: int, code: int, text: str, printed: bool = False) -> Exception:

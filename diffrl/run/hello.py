@@ -1,8 +1,8 @@
 """Before all processes have met: who fails or dies on its way there, as while packages are read, ends the others, too.
 
-Torch's meeting waits for whoever is missing until its time is over. So from its first moment on a process has a
+Torch's meeting waits for missing processes until its time is over. So from its first moment on a process has a
 connection to the first one, beside the launcher's port; when all have met `diffrl.run.heartbeat` goes on. On one
-machine the launcher sees to it. Where the ports are taken or closed nobody is watched, and the meeting's limit remains.
+machine the launcher sees to it. Where the ports are taken or closed, only the meeting's limit remains.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Hello:
 
     def _tell(self, word: dict[str, Any]) -> None:
         for link in self._links:
-            with contextlib.suppress(OSError, ValueError):  # whoever has ended needs no word
+            with contextlib.suppress(OSError, ValueError):  # a process that has ended needs no word
                 link.sendall(json.dumps(word).encode() + b"\n")
 
     def _heard(self, line: bytes, who: str) -> None:
@@ -118,7 +118,7 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = allow_reuse_address = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever does not speak as we do is none of ours."""
+        """A connection that does not speak as we do is none of ours."""
 
 
 class _Link(socketserver.StreamRequestHandler):

@@ -1,7 +1,7 @@
 """What comes from outside while a run trains: signals that end it, and readers of its output that go away.
 
 SIGTERM, SIGINT, SIGHUP, or SIGUSR1 or SIGUSR2, by which clusters warn, ends a run at the next micro-batch, everything
-saved, with an exit code of its own. An output that nobody reads any more ends nothing.
+saved, with an exit code of its own. An output without a reader ends nothing.
 """
 
 from __future__ import annotations

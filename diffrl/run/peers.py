@@ -45,7 +45,7 @@ class Peers:
         began: `time.time()` of the start of this process, or of this object.
         folder: of the run, once it is known.
         accelerator: this process's, once it has joined the others.
-        lock: held by whoever writes what a resume needs, or ends this process.
+        lock: held by the thread that writes what a resume needs, or ends this process.
         ended: why this process has to end, once it has; `check` raises it.
         on_failure: keeps what can be kept without the others; None as long as there is nothing.
     """

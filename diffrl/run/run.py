@@ -110,7 +110,7 @@ class Run:
     def leave(self, error: TrainingError | Interrupted) -> None:
         """The epoch is broken off: its beginning goes to the disk, and what is known of a failure beside it.
 
-        Nobody waits for the others here: they may have ended already.
+        It does not wait for the other processes: they may have ended already.
         """
         if not self.main:
             return

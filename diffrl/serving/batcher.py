@@ -44,7 +44,7 @@ class Batcher:
         return sum(len(request.prompts) for request, _ in self._waiting)
 
     async def score(self, request: Request) -> list[float | None]:
-        """The request's scores, or its `RewardError`. Whoever is cancelled gives up."""
+        """The request's scores, or its `RewardError`. A cancelled request gives up its place."""
         done: asyncio.Future[list[float | None]] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, done))
         if self._work is None or self._work.done():

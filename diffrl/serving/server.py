@@ -205,7 +205,7 @@ def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: HttpRequest, error: ClientDisconnect) -> JSONResponse:
-        return JSONResponse({"error": "the client went away"}, 400)  # which nobody reads
+        return JSONResponse({"error": "the client went away"}, 400)  # which no client reads
 
     return app
 

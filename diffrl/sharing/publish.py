@@ -145,7 +145,7 @@ def _stand_ins(file: Path) -> Iterator[list[str]]:
 
 
 class _Absent:
-    """A reward that nobody calls."""
+    """A reward that is never called."""
 
     name = "absent"
 

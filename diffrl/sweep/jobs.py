@@ -14,7 +14,7 @@ from diffrl.records.lock import holder
 from diffrl.run.interrupt import EXIT_CODE, Interrupts
 
 POLL = 0.1  # seconds between two looks at the processes
-LOOK = 2.0  # seconds between two looks at a folder that somebody else holds
+LOOK = 2.0  # seconds between two looks at a folder that another process holds
 TAIL = 4096  # bytes of a log's end in which its last line is looked for
 
 
@@ -67,7 +67,7 @@ def run_jobs(
                     job, code = place.look()
                     if job is None or (code is None and stopped):
                         continue
-                    if code is None:  # whoever held its folder has ended
+                    if code is None:  # the process that held its folder has ended
                         waiting.appendleft(job)
                         continue
                     ended += 1
@@ -85,7 +85,7 @@ def run_jobs(
 
 
 class _Place:
-    """One of the `at_once` places: it runs a job, or waits for whoever holds a job's folder."""
+    """One of the `at_once` places: it runs a job, or waits for the process that holds a job's folder."""
 
     def __init__(self, number: int, gpu: str | None, one_thread: bool) -> None:
         self.job: Job | None = None

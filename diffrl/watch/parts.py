@@ -48,7 +48,7 @@ class Parts:
             "samples": [path for _, path in drawn[:1]],
         }
         stamps = {name: " ".join(map(_stamp, paths)) for name, paths in files.items()}
-        stamps["votes"] += f" {ballots.open_epoch(run) is not None}"  # until nobody waits any more
+        stamps["votes"] += f" {ballots.open_epoch(run) is not None}"  # as long as the run waits
         stamps["run"] += f" {renewed(run)}"  # running, or stopped
         return stamps
 

@@ -9,7 +9,7 @@
     POST /go-on                       {"epoch"}: the run need not wait for more
     POST /enter                       {"token"}: a cookie for the browser
 
-Errors are `{"error": text}`: 400 malformed, 401 token, 403 another site's request, 404 path, 408 too slow, 409 nobody
+Errors are `{"error": text}`: 400 malformed, 401 token, 403 another site's request, 404 path, 408 too slow, 409 no run
 asks that (any more), 411 no length, 413 too large, 415 type, 421 a name that is not this machine's, 507 the disk.
 
 Pages of other sites can neither read nor vote: on a loopback address the header Host must be a loopback name (so a name
@@ -76,7 +76,7 @@ class Watch:
         self.session = secrets.token_urlsafe(32)  # of the cookie: ends with this process
 
     def known(self, request: Request) -> bool:
-        """Has whoever asks the token?"""
+        """Does the request carry the token?"""
         token = self.settings.token
         if token is None or has_token(request, token):
             return True
@@ -101,7 +101,7 @@ class Watch:
         return read_json(await read_body(request, self.settings.read_limit), what)
 
     async def at(self, pool: ThreadPoolExecutor, call: Callable[..., Any], *arguments: Any) -> Any:
-        """`call` in a thread; what nobody asks, and a full disk, become answers."""
+        """`call` in a thread; a vote that no run asks for, and a full disk, become answers."""
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
         except ballots.NotAsked as error:
@@ -194,7 +194,7 @@ def make_app(settings: Settings) -> FastAPI:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return JSONResponse({"error": "the client went away"}, 400)  # which nobody reads
+        return JSONResponse({"error": "the client went away"}, 400)  # which no client reads
 
     return app
 

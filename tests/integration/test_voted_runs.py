@@ -100,7 +100,7 @@ def test_without_a_vote_the_run_goes_on_without_this_reward(
     path = config_file("alone", epochs=1, rewards={"votes": {"wait": 0.2}}, tracking={"groups": 0})
     plain = config_file("plain", epochs=1, tracking={"groups": 0})
     assert main(["train", str(path)]) == 0 and main(["train", str(plain)]) == 0
-    assert "nobody voted within 0.2 s; trained without this reward" in capsys.readouterr().out
+    assert "no vote came within 0.2 s; trained without this reward" in capsys.readouterr().out
     row = rows(tmp_path / "alone")[1]
     assert row["reward/votes"] is None and row["votes/answered"] == 0 and row["reward/redness"] is not None
     with_votes, without = lora(tmp_path / "alone"), lora(tmp_path / "plain")

@@ -51,3 +51,16 @@ def test_the_picture_of_the_layers_is_the_contract() -> None:
     drawn = (ROOT / "CONTRIBUTING.md").read_text().split("## The layers")[1].split("Inside `objectives/`")[0]
     layers = [line[:58].split() for line in drawn.splitlines() if line.startswith("    ")]
     assert layers == [re.split(r" *[|:] *", layer) for layer in contract]
+
+
+def test_sentences_name_what_acts() -> None:
+    """Ranks, tensors, clients and people do things: whoever, nobody and somebody do not."""
+    vague = re.compile(r"\b(whoever|nobody|somebody)\b", re.IGNORECASE)
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in ("diffrl", "rewards", "lab", "playground")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if vague.search(line)
+    ]
+    assert not found, found

@@ -83,7 +83,7 @@ def vote(run: Path, group: ImageGroup, order: list[list[int]]) -> None:
 
 def test_nobody_votes_and_the_run_may_be_told_to_go_on(tmp_path: Path) -> None:
     found = ask(tmp_path, wait=0.2)
-    assert found.scores == [[None] * 3] * 2 and "nobody voted within 0.2 s" in found.note
+    assert found.scores == [[None] * 3] * 2 and "no vote came within 0.2 s" in found.note
     assert not list(tmp_path.rglob("*.png"))  # nothing refers to them
 
     def answer(shown: list[ImageGroup]) -> None:

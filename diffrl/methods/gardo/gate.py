@@ -48,7 +48,7 @@ def gate_of(u: Tensor, share: float, groups: Tensor | None = None, names: Sequen
         u: (N,) uncertainties; NaN is never penalised.
         share: k in (0, 1].
         groups: (N,) integers for the share of each group (the paper); None for one of all U >= 0 (the authors' code),
-            so that nobody is penalised whom the auxiliary rewards like better than the proxy does. An only one of them
+            so that no sample is penalised that the auxiliary rewards rank above the proxy. An only one of them
             is, where its U is above 0.
         names: what the lot of each sample is keyed by; none: its number.
     """

@@ -39,7 +39,7 @@ from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import NoiseLevel, sde_kernel
 from diffrl.seeds import noise
 
-NOBODY = -1  # no teacher of its own
+NO_TEACHER = -1  # no teacher of its own
 
 
 def slot(name: str, teacher: Teacher) -> str | None:
@@ -70,7 +70,7 @@ class TaughtRows(Rows):
     """States of the student's path."""
 
     weight: Tensor  # (b,) of the distance from a teacher
-    owner: Tensor  # (b,) int64 on the CPU: the row's teacher, or NOBODY
+    owner: Tensor  # (b,) int64 on the CPU: the row's teacher, or NO_TEACHER
 
 
 class OPD(Objective):
@@ -137,8 +137,8 @@ class OPD(Objective):
         return self.spec.guidance_scale if teacher.guidance is None else teacher.guidance
 
     def owners(self, rollout: Rollout, groups: Tensor) -> Tensor:
-        """(b,) int64: the teacher of each group's prompt, or NOBODY."""
-        return torch.tensor([self.owner_of.get(prompt.source, NOBODY) for prompt in rollout.prompts])[groups]
+        """(b,) int64: the teacher of each group's prompt, or NO_TEACHER."""
+        return torch.tensor([self.owner_of.get(prompt.source, NO_TEACHER) for prompt in rollout.prompts])[groups]
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         order = self.owners(rollout, rollout.prompt_index[samples])
@@ -174,7 +174,7 @@ class OPD(Objective):
         """phi (b, 1 + number of anchors): e of the row's own teacher, and of those that teach everywhere."""
         assert isinstance(rows, TaughtRows), "rows() makes them"
         if self.means.pausing:  # rows that count as nothing have no teacher
-            rows.owner = torch.full_like(rows.owner, NOBODY)
+            rows.owner = torch.full_like(rows.owner, NO_TEACHER)
         targets = self._targets(policy, rows)  # before the student's graph is there
         rows.prediction = theta = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         errors = torch.stack([(theta.v - target).square().flatten(1).mean(1) for target in targets], dim=1)
@@ -184,7 +184,7 @@ class OPD(Objective):
                 self.means.add(f"opd/{name}", errors[:, 0], where=owned == index)
         for column, index in enumerate(self.everywhere, start=1):
             self.means.add(f"opd/{list(self.teachers)[index]}/everywhere", errors[:, column])
-        own = torch.where(owned == NOBODY, 0.0, errors[:, 0])
+        own = torch.where(owned == NO_TEACHER, 0.0, errors[:, 0])
         return torch.cat([own[:, None], errors[:, 1:]], dim=1) * rows.weight[:, None]
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ dA(c)    rows.cells        (b, K, h, w)
     A(c) = A + dA(c),    dA(c) = g (R(c) - s),    0 where R(c) is NaN
 
 So the mean over cells of A(c) is A: the image earns what it earned, and it is spread over its places. A map that is
-constant changes nothing. Whoever trains on it has a loss that is a mean over cells, and puts
+constant changes nothing. An objective that trains on it has a loss that is a mean over cells, and puts
 
     mean_c [loss(c; A(c)) - loss(c; A)]
 
