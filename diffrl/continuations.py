@@ -38,10 +38,10 @@ def chain_forwards(spec: SamplerSpec, start: int) -> int:
 def tail_sigmas(sigmas: Sequence[float], start: int, share: float) -> list[float]:
     """From step `start` on only this share of the steps that are left (at least one), evenly over their numbers."""
     left = len(sigmas) - 1 - start
-    return thinned(sigmas, start, max(math.ceil(left * share - 1e-9), 1))
+    return subsample_schedule(sigmas, start, max(math.ceil(left * share - 1e-9), 1))
 
 
-def thinned(sigmas: Sequence[float], start: int, count: int) -> list[float]:
+def subsample_schedule(sigmas: Sequence[float], start: int, count: int) -> list[float]:
     """From step `start` on at most `count` steps, evenly over the numbers of those that are left."""
     left = len(sigmas) - 1 - start
     count = min(count, left)

@@ -51,7 +51,7 @@ def initial_noise(
 @dataclass
 class Trajectory:
     """The w stochastic steps of n images, fp32 on the policy's device. `x` and `x_next` are views of `states`. Of a
-    whole path (`Job.keep` "path") they are all S steps, and log_prob is 0 for those that draw no noise.
+    whole path (`SampleJob.keep` "path") they are all S steps, and log_prob is 0 for those that draw no noise.
 
     states (n, w + 1, C, h, w): before each step of the window, and after the last one. t, t_next (n, w). log_prob
     (n, w): of x_next under the sampling policy, averaged over the latent dimensions. noise_level (n, w): of each
@@ -82,7 +82,7 @@ Steer = Callable[[int, Tensor, Prediction], tuple[Tensor, Prediction]]
 
 
 @dataclass(frozen=True)
-class Job:
+class SampleJob:
     """What all batches of one call share; `sigmas` are Python floats, so the step loop never waits for the device."""
 
     policy: Policy
@@ -98,7 +98,7 @@ class Job:
     steer: Steer | None = None  # of the plain chain
 
     def encode(self, texts: Sequence[str]) -> Conditioning:
-        with self.policy.using(self.snapshot):  # a LoRA may change the text encoders, too
+        with self.policy.adapter(self.snapshot):  # a LoRA may change the text encoders, too
             return self.policy.encode(texts)
 
     def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
@@ -152,7 +152,7 @@ class Job:
 
 
 @dataclass
-class Drawn:
+class SampledBatch:
     """A batch: latents (B, C, h, w); views (B, V, C, h, w), None: the latents are the one view; states (B, w + 1, C, h,
     w) and log_prob (B, w) of the steps that are kept; ends (B, w, C, h, w), see `Trajectory`."""
 
@@ -177,10 +177,10 @@ class SamplePlan(Protocol):
     def final(self, spec: SamplerSpec) -> int:
         """The number of the view that stands for the sample."""
 
-    def allocate(self, job: Job, latents: Tensor) -> Trajectory:
+    def allocate(self, job: SampleJob, latents: Tensor) -> Trajectory:
         """Storage for the kept steps of a whole epoch, whose latents (n, C, h, w) are given."""
 
-    def draw(self, job: Job, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> Drawn:
+    def draw(self, job: SampleJob, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> SampledBatch:
         """A batch: image i is member members[i] of the prompt texts[i], cond (B rows)."""
 
     def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
@@ -198,10 +198,10 @@ class Chain:
     def final(self, spec: SamplerSpec) -> int:
         return 0
 
-    def allocate(self, job: Job, latents: Tensor) -> Trajectory:
+    def allocate(self, job: SampleJob, latents: Tensor) -> Trajectory:
         return empty_trajectory(job, latents, job.kept)
 
-    def draw(self, job: Job, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> Drawn:
+    def draw(self, job: SampleJob, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> SampledBatch:
         noise = job.step_noise(list(zip(texts, members, strict=True)), job.spec.stochastic_steps)
         return chain(job, job.begin(texts, members, job.spec.same_noise), cond, noise)
 
@@ -209,7 +209,7 @@ class Chain:
         return len(members) * chain_forwards(spec, start)
 
 
-def empty_trajectory(job: Job, latents: Tensor, steps: Sequence[int], apart: bool = False) -> Trajectory:
+def empty_trajectory(job: SampleJob, latents: Tensor, steps: Sequence[int], apart: bool = False) -> Trajectory:
     """Storage for the whole epoch at once; collecting batches and joining them would need it twice.
 
     `apart`: the steps do not follow one another, see `Trajectory.ends`.
@@ -231,7 +231,7 @@ def empty_trajectory(job: Job, latents: Tensor, steps: Sequence[int], apart: boo
 View = Callable[[Tensor, int, Prediction], Tensor | None]
 
 
-def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, view: View | None = None) -> Drawn:
+def chain(job: SampleJob, x: Tensor, cond: Conditioning, noise: Tensor, view: View | None = None) -> SampledBatch:
     """One step after the other: x (B, C, h, w) from pure noise to t = 0; noise (B, w, C, h, w) of the window."""
     spec, process = job.spec, job.policy.process
     first, width, kept = job.start, spec.stochastic_steps, job.kept
@@ -261,4 +261,4 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, view: View | N
             log_prob[:, place] = gaussian_log_prob(x_next, mean, std)
             states[:, place], states[:, place + 1] = x, x_next
         x = x_next
-    return Drawn(x, torch.stack([*views, x], 1) if views else None, states, log_prob)
+    return SampledBatch(x, torch.stack([*views, x], 1) if views else None, states, log_prob)

@@ -83,7 +83,7 @@ class Drawing:
                 raise UserError(str(error).removeprefix("rollout.")) from error
             raise
         if device.type == "cuda" and policy.texts.bytes > torch.cuda.mem_get_info(device)[0]:
-            policy.texts.room = policy.apart  # the encoders have no room beside the network
+            policy.texts.room = policy.offloaded  # the encoders have no room beside the network
         return policy
 
     def settled(self, backbone: Backbone) -> Drawing:
@@ -189,7 +189,7 @@ def _draw(
         groups = torch.arange(len(chosen)).repeat_interleave(job.per_prompt)
         owners = [chosen[int(i)] for i in groups]
         scores = scorer.finish(
-            torch.cat([part.result() for part in parts]), kept, owners, groups, lambda: policy.apart()
+            torch.cat([part.result() for part in parts]), kept, owners, groups, lambda: policy.offloaded()
         )
         for row, values in zip(rows, scores.tolist(), strict=True):
             row["scores"] = {name: _known(value) for name, value in zip(scorer.names, values, strict=True)}

@@ -98,7 +98,7 @@ class Evaluator:
         kept = torch.zeros(min(keep, len(prompts)), 3, height, width)
         amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": self.batch_size}
         batches = generate(policy, mine, self.spec, snapshot=snapshot, **amount) if drawn is None else drawn
-        with policy.together():
+        with policy.uneven_forwards():
             for index, images in batches if mine else ():
                 self.check()
                 owners = [mine[int(i) // per_prompt] for i in index]
@@ -133,7 +133,7 @@ class Evaluator:
         group = torch.arange(len(mine)).repeat_interleave(self.per_prompt)
         everyone = partial(_gathered, here=here, total=total, accelerator=self.accelerator)
         owners = [mine[int(i)] for i in group]
-        return self.judges.finish(scores, pictures, owners, group, lambda: self.policy.apart(), everyone)
+        return self.judges.finish(scores, pictures, owners, group, lambda: self.policy.offloaded(), everyone)
 
 
 def _stated(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffrl.denoising import EVALUATION, Chain, Drawn, Job, SamplePlan, Steer, Trajectory, initial_noise
+from diffrl.denoising import EVALUATION, Chain, SampledBatch, SampleJob, SamplePlan, Steer, Trajectory, initial_noise
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
 from diffrl.samplers import check_process, schedule
@@ -155,13 +155,13 @@ def collect(
     return rollout
 
 
-def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollout:
+def _empty(job: SampleJob, prompts: Sequence[Prompt], rank: int, world: int) -> Rollout:
     """The rollout before its images are drawn."""
     policy, spec, texts = job.policy, job.spec, [p.text for p in prompts]
     prompt_index, member, local = _share(texts, job.group, rank, world)
     assert len(member) > 0, "more processes than images"
     latents = torch.empty(len(member), *policy.latent_shape, device=policy.device)
-    with policy.using(job.snapshot):  # a LoRA may change the text encoders, too
+    with policy.adapter(job.snapshot):  # a LoRA may change the text encoders, too
         cond = own_texts(policy, texts, prompt_index)
     return Rollout(
         prompts=list(prompts),
@@ -188,7 +188,7 @@ def own_texts(policy: Policy, texts: Sequence[str], owners: Tensor) -> Condition
     return replace(policy.encode(texts[first : int(owners.max()) + 1]), first=first)
 
 
-def _keep(rollout: Rollout, drawn: Drawn, part: slice) -> None:
+def _keep(rollout: Rollout, drawn: SampledBatch, part: slice) -> None:
     """A batch's latents and steps."""
     rollout.latents[part], trajectory = drawn.latents, rollout.trajectory
     if trajectory is not None and drawn.states is not None and drawn.log_prob is not None:
@@ -272,7 +272,7 @@ def redraw(policy: Policy, rollout: Rollout, samples: Tensor, cond: Conditioning
     return job.plan.draw(job, [text for text, _ in keys], [member for _, member in keys], cond).latents
 
 
-class _Recomputed(Job):
+class _Recomputed(SampleJob):
     def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
         def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             prediction = self.policy.predict(x, t, cond, guidance)
@@ -290,13 +290,13 @@ def _job(
     keep: bool | Literal["path"] = False,
     plan: SamplePlan | None = None,
     group: int = 1,
-) -> Job:
+) -> SampleJob:
     check_process(spec.sampler, policy.process)
     if keep is True and spec.stochastic_steps == 0:
         text = f'"{spec.sampler}" at noise level {spec.noise_level} and {spec.steps} steps has no stochastic step'
         raise UserError(f"rollout.sampler: {text} to train on")
     sigmas = schedule(policy, spec).tolist()
-    return Job(policy, spec, seed, epoch, snapshot, sigmas, keep, plan or Chain(), group)
+    return SampleJob(policy, spec, seed, epoch, snapshot, sigmas, keep, plan or Chain(), group)
 
 
 def _plan(texts: Sequence[str], group: int, rank: int, world: int) -> tuple[Tensor, Tensor, slice]:
@@ -329,9 +329,9 @@ def _decoded(policy: Policy, latents: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
+def _sample(job: SampleJob, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> SampledBatch:
     """One batch from noise to latents and kept steps. no_grad, not inference mode: autograd uses them later."""
-    with job.policy.using(job.snapshot):
+    with job.policy.adapter(job.snapshot):
         drawn = job.plan.draw(job, texts, members, cond)
     everything = drawn.latents if drawn.views is None else drawn.views
     finite = everything.isfinite().flatten(1).all(1).tolist()

@@ -24,8 +24,8 @@ from torch.amp import GradScaler
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
 from diffrl.methods.gardo.penalty import Gardo
-from diffrl.methods.votes import Showing
-from diffrl.objectives.advantages import Scored
+from diffrl.methods.votes import HumanFeedback
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.gradients import SumOfLosses, penalties
 from diffrl.objectives.objective import Objective
 from diffrl.objectives.penalty import Penalty
@@ -117,7 +117,7 @@ def _start(run: Run, folder: Path, epoch: int) -> Start:
         raise UserError(f"replay: {str(error).partition('; ')[0]}") from error
     run.prepare()
     for hook in run.hooks:
-        if isinstance(hook, Showing):  # people's answers of that time
+        if isinstance(hook, HumanFeedback):  # people's answers of that time
             hook.kept, hook.asked = 0, {name: _Answered(reward) for name, reward in hook.asked.items()}
     run.begin()
     return start
@@ -268,7 +268,7 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
 
-    def shaped(self, scored: Scored) -> Tensor:
+    def shaped(self, scored: ScoredBatch) -> Tensor:
         self.witness.advantages = self.base.shaped(scored)
         return self.witness.advantages
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from diffrl.records.pieces import Pieces
+from diffrl.records.sharded_jsonl import ShardedJsonl
 
 
 @contextmanager
 def broken_after(count: int) -> Iterator[None]:
     """Within, what adds its pieces is interrupted instead of writing the one after `count` of them."""
-    plain, written = Pieces.add, []
+    plain, written = ShardedJsonl.add, []
 
-    def dies(pieces: Pieces, rank: int, place: int, row: Any) -> None:
+    def dies(pieces: ShardedJsonl, rank: int, place: int, row: Any) -> None:
         if len(written) == count:
             raise KeyboardInterrupt
         written.append(place)
         plain(pieces, rank, place, row)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Pieces, "add", dies)
+        patch.setattr(ShardedJsonl, "add", dies)
         yield

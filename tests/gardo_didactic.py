@@ -118,14 +118,14 @@ class PlanePolicy:
     def add_snapshot(self, name: str) -> None:
         self.networks[name] = copy.deepcopy(self.networks["default"]).requires_grad_(False)
 
-    def together(self) -> AbstractContextManager[None]:
+    def uneven_forwards(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def cached(self, levels: Sequence[float]) -> AbstractContextManager[None]:
         return nullcontext()
 
     @contextmanager
-    def using(self, name: str | None) -> Iterator[None]:
+    def adapter(self, name: str | None) -> Iterator[None]:
         before, self.active = self.active, name
         try:
             yield
@@ -133,7 +133,7 @@ class PlanePolicy:
             self.active = before
 
     @torch.no_grad()
-    def follow(self, name: str, decay: float | Tensor) -> None:
+    def ema_update(self, name: str, decay: float | Tensor) -> None:
         for ours, theirs in zip(self.networks[name].parameters(), self.networks["default"].parameters(), strict=True):
             ours.lerp_(theirs, 1 - decay)
 

@@ -76,7 +76,7 @@ def check_fit(
     from diffrl.launched import launched_with_fsdp
     from diffrl.memory.counted import Counted
     from diffrl.memory.fit import MARGIN, PICTURE, estimate
-    from diffrl.memory.rewards import RATE
+    from diffrl.memory.reward_memory import RATE
 
     world = processes or int(os.environ.get("WORLD_SIZE", "1"))
     if world % nodes:

@@ -55,7 +55,7 @@ class Advantages(Section):
             raise UserError(f'{KIND} "{self.rule}" could not be built: {in_one_line(error)}') from error
 
 
-class Groups(Advantages):
+class GroupAdvantages(Advantages):
     made: ClassVar[str] = "diffrl.objectives.estimates:Estimator"
     agree: Literal["keep", "leave_out", "floor"] = key(
         "keep",
@@ -77,7 +77,7 @@ def advantage_std(config: Any) -> tuple[str, str]:
     return getattr(config.objective_section, "advantage_std", ""), f"{config.method.name}.advantage_std"
 
 
-RULES: dict[str, type[Advantages]] = {"groups": Groups}
+RULES: dict[str, type[Advantages]] = {"groups": GroupAdvantages}
 
 
 def find_rule(rule: str) -> type[Advantages]:

@@ -26,7 +26,7 @@ from diffrl.config.base import (
     section,
 )
 from diffrl.config.engine import Engine
-from diffrl.config.estimates import Groups, find_rule
+from diffrl.config.estimates import GroupAdvantages, find_rule
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.reward import Reward, Watched
@@ -71,7 +71,7 @@ class Config(Section, metaclass=_OneLine):
     objective: PathText = key(
         "nft", "how scores become a loss: one below, an installed one or path/to/file.py:Class, with a section each"
     )
-    advantages: Groups | None = key(None, "what groups that agree give, and other estimates; present = on")
+    advantages: GroupAdvantages | None = key(None, "what groups that agree give, and other estimates; present = on")
     image_set: ImageSet | None = key(None, "scored pictures that are trained on in place of a rollout's; present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
@@ -224,7 +224,7 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
             sections[name] = _at(name, door.find_method, name)
     advantages = values.get("advantages")
     rule = advantages.get("rule") if isinstance(advantages, Mapping) else None
-    own = _at("advantages.rule", find_rule, rule) if isinstance(rule, str) else Groups
+    own = _at("advantages.rule", find_rule, rule) if isinstance(rule, str) else GroupAdvantages
     return _made(getattr(chosen, "name", None), tuple(sections.items()), own)
 
 
@@ -244,7 +244,7 @@ def _made(chosen: str | None, sections: tuple[tuple[str, type[Section]], ...], r
     fields: dict[str, Any] = {}
     for name, kind in sorted(sections, key=lambda named: door.place_of(named[1])):
         fields[name] = (kind if door.place_of(kind) == 0 else kind | None, methods_section(kind))
-    if rule is not Groups:
+    if rule is not GroupAdvantages:
         fields["advantages"] = (rule | None, Config.model_fields["advantages"])
     made: Any = create_model("Config", __base__=Config, **fields)
     made.chosen = None if chosen is None else dict(sections)[chosen].method

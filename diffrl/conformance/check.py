@@ -202,7 +202,7 @@ def narrow(subject: Subject) -> str:
     scramble(policy)
     x, t = subject.noise(2), torch.tensor([0.9, 0.4])
     # Without the LoRA: one that shows makes a tiny random network multiply rounding more than seventyfold.
-    with torch.no_grad(), subject.fp32.using(None), policy.using(None):
+    with torch.no_grad(), subject.fp32.adapter(None), policy.adapter(None):
         exact = subject.fp32.predict(x, t, subject.fp32.encode(PROMPTS[:2])).v
         velocity = policy.predict(x, t, policy.encode(PROMPTS[:2])).v
         picture = policy.decode(x)

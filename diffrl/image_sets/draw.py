@@ -23,8 +23,8 @@ from diffrl.launched import join_processes
 from diffrl.plugins import short_name
 from diffrl.policy.conditioning import Conditioning
 from diffrl.prompts import Prompt
-from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
+from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import save_image
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
@@ -52,7 +52,7 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
     for name in scorer.batchwise:
         raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
     job = job.settled(policy.backbone)
-    pieces = Pieces(out, ROWS, "set")
+    pieces = ShardedJsonl(out, ROWS, "set")
     if accelerator.is_main_process:
         pieces.claim(_record(job, chosen, rewards))
         (out / "images").mkdir(exist_ok=True)

@@ -30,7 +30,7 @@ def inverted_path(policy: Policy, rollout: Rollout, batch: int, snapshot: str | 
     levels = schedule.tolist()
     states = rollout.latents.new_empty(n, len(levels), *rollout.latents.shape[1:])
     states[:, -1] = rollout.latents
-    with policy.using(snapshot):
+    with policy.adapter(snapshot):
         for part in torch.arange(n).split(batch):
             cond, on = rollout.cond.select(rollout.prompt_index[part]), part.to(states.device, non_blocking=True)
             for k in range(len(levels) - 2, -1, -1):

@@ -16,7 +16,7 @@ from typing import Any
 from diffrl.config import Config
 from diffrl.memory.counted import Counted
 from diffrl.memory.fit import CONTEXT, ENCODING, REWARDS, SCORING, SLACK, Fit, estimate
-from diffrl.memory.rewards import judges_of
+from diffrl.memory.reward_memory import reward_memory
 
 SAMPLING, DECODING, TRAINING = "sampling", "decoding", "training"
 RECOMPUTE, ROWS, BATCH = "optimise.gradient_checkpointing", "optimise.micro_batch", "rollout.batch_size"
@@ -46,7 +46,7 @@ def advise(
         return estimate(_with(config, changes), world, sharded, counted, replace(before, peaks=others), tell)
 
     # Back-propagated rewards stay where the graph is.
-    movable = () if config.method.decodes or config.d2align is not None else judges_of(config).keys
+    movable = () if config.method.decodes or config.d2align is not None else reward_memory(config).keys
     if fit.total > free and REWARDS in fit.parts and movable:
         changed |= dict.fromkeys(movable, True)
         fit = attempt(changed, SCORING, fit)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffrl.config import Config
-from diffrl.memory.hollow import bytes_of, counting, hollow_backbone, kind_of, with_lora
-from diffrl.memory.phases import Count, Keyed, Phases
+from diffrl.memory.meta_modules import bytes_of, counting, kind_of, meta_backbone, with_lora
+from diffrl.memory.step_profile import Count, Keyed, StepProfile
 from diffrl.policy import PRECISIONS
 
 
-class Hollow:
+class MetaModel:
     """A model without weights under its trained LoRA, and what was counted of it.
 
     Bytes: `network` of the frozen one, `block` of the largest of its blocks that FSDP2 gathers whole, `autoencoder`,
@@ -23,7 +23,7 @@ class Hollow:
     """
 
     def __init__(self, config: Config) -> None:
-        self.backbone = hollow_backbone(config)
+        self.backbone = meta_backbone(config)
         # In few bits the network takes as much, too: what is read is the full one.
         network, whole = self.backbone.network, bytes_of(self.backbone.network)
         self.autoencoder, self.encoders = bytes_of(self.backbone.vae), sum(map(bytes_of, self.backbone.text_encoders))
@@ -46,8 +46,8 @@ class Hollow:
                 self._merged = self.fused.prepare(self._precision)
         return self._merged
 
-    def count(self, phases: Phases, keyed: Keyed, merging: bool = True) -> Count:
-        """See `Phases.count`; not anew where the same was counted before, or follows from more and from fewer rows.
+    def count(self, phases: StepProfile, keyed: Keyed, merging: bool = True) -> Count:
+        """See `StepProfile.count`; not anew where it was counted before, or follows from more and from fewer rows.
 
         Args:
             phases: whose `keyed` it is, on this backbone.
@@ -103,11 +103,11 @@ class Counted:
     """The models of the configs that are looked at one after the other."""
 
     def __init__(self) -> None:
-        self._models = dict[Any, Hollow]()
+        self._models = dict[Any, MetaModel]()
 
-    def hollow(self, config: Config) -> Hollow:
+    def hollow(self, config: Config) -> MetaModel:
         """The config's model; one that configs before it have, too, is theirs."""
         key = kind_of(config)
         if key not in self._models:
-            self._models[key] = Hollow(config)
+            self._models[key] = MetaModel(config)
         return self._models[key]

@@ -20,9 +20,9 @@ from diffrl.config import Config
 from diffrl.config.image_set import drawn_share
 from diffrl.memory.buffers import held
 from diffrl.memory.counted import Counted
-from diffrl.memory.phases import ImageItself, Keyed, Phases
-from diffrl.memory.rewards import judges_of
+from diffrl.memory.reward_memory import reward_memory
 from diffrl.memory.selection import micro_batches, rollout_forwards
+from diffrl.memory.step_profile import ImageItself, Keyed, StepProfile
 from diffrl.objectives.minibatches import AUTO_ROWS
 from diffrl.objectives.objective import Cost, Objective
 from diffrl.policy import PRECISIONS
@@ -108,8 +108,8 @@ class Estimator:
         self.sizes = micro_batches(config, self.objective, world)
         split = any(size % config.rollout.group_size for size in self.sizes)
         self.cost = self.objective.cost(config.rollout, split, config.optimiser_steps)
-        self.phases = Phases(self.backbone, config)
-        self.judges = judges_of(config)
+        self.phases = StepProfile(self.backbone, config)
+        self.judges = reward_memory(config)
 
     def fit(self, known: Fit | None = None) -> Fit:
         """`known`: a fit whose `peaks` are not to be counted again."""
@@ -139,14 +139,14 @@ class Estimator:
         students = self._add_students(peaks)
         if judges.resident:
             parts[REWARDS] = sum(judges.resident.values())
-        if judges.visiting:
+        if judges.offloaded:
             most = max(size for name, size in peaks.items() if name.startswith(("sampling", "decoding", JUDGING)))
-            peaks[SCORING] = most + sum(judges.visiting.values())
-        if judges.apart:
+            peaks[SCORING] = most + sum(judges.offloaded.values())
+        if judges.exclusive:
             # While a student's images are judged, it is the student that makes room.
-            peaks[APART] = max(max(judges.apart.values()) - (0 if config.evaluate.also else waits), 0)
+            peaks[APART] = max(max(judges.exclusive.values()) - (0 if config.evaluate.also else waits), 0)
         # The network lies there before it is spread over devices, and while others take its place.
-        room = config.engine.encoders == "apart" or judges.apart
+        room = config.engine.encoders == "apart" or judges.exclusive
         below = self.hollow.network if self.sharded or room else 0
         host = below + encoders + students + judges.host
         copied = judges.copied(parts["network"])
@@ -187,7 +187,7 @@ class Estimator:
             evaluate = self.config.evaluate
             images = min(rollout.batch_size, -(-evaluate.prompts // self.world) * evaluate.per_prompt)
             drawn = rollout.model_copy(update={"batch_size": images})
-            larger = Phases(judged, self.config.model_copy(update={"rollout": drawn}))
+            larger = StepProfile(judged, self.config.model_copy(update={"rollout": drawn}))
             found[f"{JUDGING} {images * batch // rollout.batch_size} rows"] = larger.sampling(images, guidance)
             found[f"{JUDGING}, decoding"] = larger.decoding
         return found | {
@@ -225,7 +225,7 @@ class Estimator:
             backbone, count, guidance = hollow.backbone, config.rollout.batch_size, own.rollout.guidance_scale
             weights = hollow.network + hollow.lora + hollow.autoencoder
             rows = count * (2 if backbone.classifier_free and guidance != 1 else 1)
-            phases = Phases(backbone, own)
+            phases = StepProfile(backbone, own)
             peak = max(hollow.count(phases, one).peak for one in (phases.sampling(count, guidance), phases.decoding))
             peak += KEPT * sum(tensor.nbytes for tensor in hollow.merged())
             peaks[f"sampling {rows} rows on {name}"] = peak + weights

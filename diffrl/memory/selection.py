@@ -15,7 +15,7 @@ import torch
 from diffrl.config import Config
 from diffrl.config.reward import auxiliary_names
 from diffrl.denoising import Chain
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.minibatches import AUTO_ROWS, holds_groups, optimiser_steps, part_sizes
 from diffrl.objectives.objective import Objective
 from diffrl.prompts import Prompt, split_groups
@@ -70,7 +70,7 @@ def rollout_forwards(config: Config, objective: Objective, world: int = 1) -> fl
     return total / len(starts) + scouts
 
 
-def _scored(config: Config, objective: Objective, epoch: int) -> Scored:
+def _scored(config: Config, objective: Objective, epoch: int) -> ScoredBatch:
     """An epoch's scores, all different, and so close that weights by them leave none out."""
     rollout, draw = config.rollout, generator("selection", epoch)
     weights = [reward.weight for reward in config.rewards.values()] or [1.0]
@@ -78,7 +78,7 @@ def _scored(config: Config, objective: Objective, epoch: int) -> Scored:
     plan = Chain() if objective.credit is None else objective.credit.plan(rollout)
     views = plan.views(rollout)
     scores = torch.randn(total, views, rewards, generator=draw) / 1000
-    return Scored(
+    return ScoredBatch(
         scores=scores[:, 0],
         weights=torch.tensor(weights),
         groups=torch.arange(total) // rollout.group_size,

@@ -18,7 +18,7 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.policy.pipelines import without_bars
-from diffrl.policy.texts import quiet
+from diffrl.policy.text_cache import quiet
 from diffrl.prompts import load_prompts
 
 NEAR = 3  # prompts of the most tokens that are asked for exactly: at a template's joint a token more or less is read

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.process_state import unchanged_by
 from diffrl.rewards import learning
 from diffrl.rollout import Rollout
@@ -33,7 +33,7 @@ class LearningRewards(RunHook):
             self.rollouts.beside("learning")
             self._learn()
 
-    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: ScoredBatch) -> Mapping[str, float | None]:
         return self._learn()
 
     def _learn(self) -> dict[str, float]:

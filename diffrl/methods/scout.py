@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import weighted_sum
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.prompts import MixedStream, Prompt, PromptStream
-from diffrl.rewards.compose import Composition
+from diffrl.rewards.compose import ScoreTransform
 from diffrl.rollout import Rollout, generate
 from diffrl.run.build import Build
 from diffrl.run.hooks import RunHook
@@ -62,7 +62,7 @@ def break_even(cost: float, spread: float) -> float:
     return ((1 - 1 / cost) / (1 - 1 / spread)) ** 0.5 if spread > cost else 1.0
 
 
-class Scouting(RunHook):
+class CandidateSelection(RunHook):
     """A source: of an epoch's prompts the members that scouts choose.
 
     Args:
@@ -73,7 +73,7 @@ class Scouting(RunHook):
     """
 
     def __init__(
-        self, rollouts: Rollouts, compose: Composition, weights: Tensor, candidates: int, steps: int, cost: float
+        self, rollouts: Rollouts, compose: ScoreTransform, weights: Tensor, candidates: int, steps: int, cost: float
     ) -> None:
         self.rollouts, self.compose, self.weights = rollouts, compose, weights
         self.candidates, self.steps, self.cost = candidates, steps, cost
@@ -107,7 +107,7 @@ class Scouting(RunHook):
     def _scores(self, prompts: list[Prompt], epoch: int) -> Tensor:
         """(n, C) plain scores of this process's candidates, whose images are not kept."""
         rollouts, pending = self.rollouts, list[Any]()
-        with rollouts.policy.together():
+        with rollouts.policy.uneven_forwards():
             for indices, images in generate(
                 rollouts.policy,
                 prompts,
@@ -125,7 +125,7 @@ class Scouting(RunHook):
                 rollouts.monitor.check()
         return torch.cat([scores.result() for scores in pending])
 
-    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: ScoredBatch) -> Mapping[str, float | None]:
         return self.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
 
     def metrics(self, totals: Tensor) -> dict[str, float | None]:
@@ -161,4 +161,4 @@ def add_scouting(build: Build) -> None:
     assert scout is not None, "it is on"
     trained = 3 * config.objective_section.trained_steps(rollout) * config.optimise.inner_epochs
     cost = 1 + scout.images * scout.steps / (rollout.group_size * (rollout.steps + trained))
-    build.add(Scouting(build.rollouts, build.compose, build.weights, scout.images, scout.steps, cost))
+    build.add(CandidateSelection(build.rollouts, build.compose, build.weights, scout.images, scout.steps, cost))

@@ -34,7 +34,7 @@ class Student:
     spec: SamplerSpec
 
     @contextmanager
-    def wearing(self, lora: Mapping[str, Tensor]) -> Iterator[Policy]:
+    def with_lora(self, lora: Mapping[str, Tensor]) -> Iterator[Policy]:
         """The model on its device, with this LoRA (as `Policy.state` gives it) in the place of its own."""
         policy = self.policy
         self._move(policy.device)
@@ -101,7 +101,7 @@ class Students(RunHook):
         prompts: dict[str, list[float | None]] = {}
         lora = self.evaluation.policy.state(self.evaluation.snapshot)
         for student in self.students:
-            with student.wearing(lora) as policy:
+            with student.with_lora(lora) as policy:
                 found = self.evaluation.judge(policy, student.spec, "default")
             values = self.evaluation.measured(found, f"{student.name}/")
             metrics, prompts = {**metrics, **values.metrics}, {**prompts, **values.prompts}

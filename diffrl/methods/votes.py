@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import MixedStream, Prompt, PromptStream
 from diffrl.records.groups import FOLDER, ImageGroup, keep_newest, write_groups
@@ -26,12 +26,12 @@ from diffrl.run.hooks import RunHook
 from diffrl.run.source import Epoch, EpochSource, Rollouts
 
 
-def evenly(count: int, most: int) -> list[int]:
+def linspace_indices(count: int, most: int) -> list[int]:
     """At most `most` of 0 to count - 1, evenly spread."""
     return list(range(count)) if count <= most else [i * count // most for i in range(most)]
 
 
-class Showing(RunHook):
+class HumanFeedback(RunHook):
     """A source: what another one draws, shown to people and with their answers; nothing is shown before `begin`.
 
     Args:
@@ -61,7 +61,7 @@ class Showing(RunHook):
     def chosen(self, count: int) -> set[int]:
         """Which of an epoch's groups."""
         sizes = [self.kept, *(reward.groups for reward in self.asked.values())]
-        return {group for size in sizes for group in evenly(count, size)}
+        return {group for size in sizes for group in linspace_indices(count, size)}
 
     def __call__(self, epoch: int) -> Epoch:
         if not self.active:
@@ -101,12 +101,12 @@ class Showing(RunHook):
         table = {i: self._gathered(i, prompts[i], everything) for i in sorted(self.chosen(len(prompts)))}
         main = processes.rank == 0
         if self.kept and main:
-            newest = [table[i] for i in evenly(len(prompts), self.kept)]
+            newest = [table[i] for i in linspace_indices(len(prompts), self.kept)]
             write_groups(self.run_dir, FOLDER, epoch + 1, newest)
             keep_newest(self.run_dir, epoch + 1)
         self._notes, self._figures, scores = [], {}, scores.clone()
         for name, reward in self.asked.items():
-            places = evenly(len(prompts), reward.groups)
+            places = linspace_indices(len(prompts), reward.groups)
             given = torch.zeros(len(places), size, device=device)
             if main:
                 given += self._ask(name, reward, epoch + 1, [table[i] for i in places])
@@ -148,7 +148,7 @@ class Showing(RunHook):
         rows = [[math.nan if value is None else value for value in row] for row in answers.scores]
         return torch.tensor(rows, device=self.rollouts.policy.device)
 
-    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: ScoredBatch) -> Mapping[str, float | None]:
         return self._figures
 
     def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
@@ -174,4 +174,4 @@ def add_votes(build: Build) -> None:
     """`tracking.groups`, and rewards that people answer."""
     rewards = build.scorer.rewards
     asked = {name: cast(Asker, rewards[name]) for name in build.asked}
-    build.add(Showing(build.source, build.rollouts, build.folder.path, build.config.tracking.groups, asked))
+    build.add(HumanFeedback(build.source, build.rollouts, build.folder.path, build.config.tracking.groups, asked))

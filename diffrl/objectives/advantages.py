@@ -17,7 +17,7 @@ Columns = Literal["rewards", "advantages", "each", "each+rewards", "each+advanta
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredBatch:
     """An epoch's scores over all processes, in global sample order, on the CPU."""
 
     scores: Tensor  # (N, K), NaN where a reward does not apply
@@ -30,7 +30,7 @@ class Scored:
 
 
 # advantages (N, columns) or (N, T, columns), and the scores that they are of, to advantages of the same shape
-AdvantageTransform = Callable[[Tensor, Scored], Tensor]
+AdvantageTransform = Callable[[Tensor, ScoredBatch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class AdvantageRule:
         """What the column of all rewards together is of, if there is one: "rewards" or "advantages"."""
         return None if self.columns == "each" else self.columns.removeprefix("each+")
 
-    def __call__(self, scored: Scored) -> Tensor:
+    def __call__(self, scored: ScoredBatch) -> Tensor:
         """(N, columns)."""
         groups, columns = scored.groups, []
         if self.each:  # the sizes of weights matter little to separate columns, their signs do
@@ -64,7 +64,7 @@ class AdvantageRule:
             columns.append(self.estimate(weighted_sum(scored.scores, scored.weights), groups, self.std))
         return torch.cat(columns, dim=1)
 
-    def known(self, scored: Scored) -> Tensor:
+    def known(self, scored: ScoredBatch) -> Tensor:
         """(N, columns) bool: where a reward, or any of those of the total, applies."""
         known = ~scored.scores.isnan()
         total = [known.any(dim=1, keepdim=True)] if self.total is not None else []

@@ -51,7 +51,7 @@ from diffrl.config.base import Section
 from diffrl.config.methods import Decay
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.denoising import SamplePlan
-from diffrl.objectives.advantages import AdvantageRule, AdvantageTransform, Scored
+from diffrl.objectives.advantages import AdvantageRule, AdvantageTransform, ScoredBatch
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
@@ -63,7 +63,7 @@ from diffrl.samplers import SamplerSpec
 
 
 @dataclass(frozen=True)
-class Step:
+class OptimiserStep:
     """One optimiser step's share of this process, before its first backward pass.
 
     `parts` are the micro-batches, pairs (b, 2) of (local sample, row number); `objective.rows(rollout, advantages,
@@ -109,7 +109,7 @@ class Credit(Protocol):
     def rows_per_sample(self, rollout: Rollout) -> int:
         """T."""
 
-    def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
+    def advantages(self, rule: AdvantageRule, scored: ScoredBatch) -> Tensor:
         """(N, T, columns)."""
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
@@ -117,7 +117,7 @@ class Credit(Protocol):
 
 
 @dataclass(frozen=True)
-class Given:
+class BuildContext:
     """What a run hands to its objective's `of`, beside the objective's section."""
 
     config: Config
@@ -174,18 +174,18 @@ class Objective(ABC):
         return self.penalties[0]
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> Objective:
+    def of(cls, section: Section, given: BuildContext) -> Objective:
         """Built from its section of a config; what else a method needs of the run, it takes from `given` here."""
         return cls(section)  # type: ignore[arg-type, call-arg]
 
     def prepare(self, policy: Policy) -> None:  # noqa: B027
         """Called once, before the snapshots are added: for what else it reads into the policy."""
 
-    def advantages(self, scored: Scored) -> Tensor:
+    def advantages(self, scored: ScoredBatch) -> Tensor:
         """(N, columns) or (N, T, columns): what `rule` says."""
         return self.rule(scored)
 
-    def shaped(self, scored: Scored) -> Tensor:
+    def shaped(self, scored: ScoredBatch) -> Tensor:
         """The `advantages` that are trained: the penalties have seen the epoch, and the transforms are applied."""
         for penalty in self.penalties:
             penalty.see_epoch(scored)
@@ -224,10 +224,10 @@ class Objective(ABC):
             rows.known = self.known[rollout.first + pairs[:, 0]].to(rows.t.device, non_blocking=True)
         return rows
 
-    def before_step(self, policy: Policy, step: Step) -> None:  # noqa: B027
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:  # noqa: B027
         """Called before the first backward pass of an optimiser step: for what needs more than one micro-batch."""
 
-    def learn(self, policy: Policy, step: Step) -> None:  # noqa: B027
+    def learn(self, policy: Policy, step: OptimiserStep) -> None:  # noqa: B027
         """What an objective learns beside the LoRA (a critic), of an optimiser step's images; before training."""
 
     @abstractmethod
@@ -245,7 +245,7 @@ class Objective(ABC):
     def after_epoch(self, policy: Policy, step: int) -> None:
         """Called after the last optimiser step of an epoch: snapshots follow; a decay of 0 is a copy."""
         for name, decay in self.decays.items():
-            policy.follow(name, decay(step))
+            policy.ema_update(name, decay(step))
         self.on_policy = "old" not in self.decays or self.decays["old"](step) == 0.0
 
     def metrics(self) -> dict[str, Tensor]:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from diffrl.forward import Prediction
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 if TYPE_CHECKING:
-    from diffrl.objectives.objective import Objective, Step
+    from diffrl.objectives.objective import Objective, OptimiserStep
 
 
 class Penalty:
@@ -40,7 +40,7 @@ class Penalty:
     def anchor(self, policy: Policy, rows: Rows) -> Prediction:
         """What the rows are held to, without gradient: a forward of the reference."""
         guidance = rows.guidance if self.guidance is None or self.reference is not None else self.guidance
-        with torch.no_grad(), policy.using(self.reference):
+        with torch.no_grad(), policy.adapter(self.reference):
             return policy.predict(rows.x_t, rows.t, rows.cond, guidance)
 
     def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
@@ -61,9 +61,9 @@ class Penalty:
         values = self.strength(rows) * kl
         return values[:0] if self.objective.means.pausing else values
 
-    def see_epoch(self, scored: Scored) -> None: ...  # an epoch's scores, before advantages are made of them
+    def see_epoch(self, scored: ScoredBatch) -> None: ...  # an epoch's scores, before advantages are made of them
 
-    def before_step(self, policy: Policy, step: Step) -> None: ...  # after the objective's own
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None: ...  # after the objective's own
 
     def after_step(self, policy: Policy, step: int) -> None: ...  # with the number of optimiser steps so far
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from diffrl.forward import Prediction, Process
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.host import Fp32Attention
+from diffrl.policy.cpu_workarounds import Fp32Attention
 from diffrl.policy.lora import PARTS, TRAINED, Adapters, LoraSpec
-from diffrl.policy.texts import Texts
+from diffrl.policy.text_cache import Texts
 from diffrl.records.disk import replacing
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Policy:
         seed: of the LoRA's gaussian start.
         base: "full", or the fewer bits of the network's frozen weights (`diffrl.policy.quantised`).
         whole: False: the network stays in main memory until `shard` brings this process's share to the device.
-        without: merged LoRAs (`diffrl.policy.distilled`) that the pretrained model of `using(None)` does not have.
+        without: merged LoRAs (`diffrl.policy.distilled`) that the pretrained model of `adapter(None)` does not have.
 
     `network` is what `predict` calls; a wrapper (torch.compile, DistributedDataParallel) may be put in its place.
     """
@@ -179,7 +179,7 @@ class Policy:
         return cond.select(torch.tensor([row[prompt] for prompt in prompts]))
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def offloaded(self) -> Iterator[None]:
         """The network waits in main memory inside the context, for which it is copied there and back."""
         self.lora.fused.forget()  # merged copies of its weights
         self.backbone.network.to("cpu")
@@ -274,7 +274,7 @@ class Policy:
         """Does this process hold a share of the network only?"""
         return self._lockstep is not None
 
-    def together(self) -> AbstractContextManager[None]:
+    def uneven_forwards(self) -> AbstractContextManager[None]:
         """Predictions inside may be unevenly many on the processes of a sharded network; no other exchange is there.
 
         Every process enters and leaves it.
@@ -332,9 +332,9 @@ class Policy:
         """Names of the trained LoRA ("default") and of its snapshots."""
         return self.lora.names
 
-    def using(self, name: str | None) -> AbstractContextManager[None]:
+    def adapter(self, name: str | None) -> AbstractContextManager[None]:
         """Predict with the snapshot `name` inside the context; None is the pretrained model. Costs nothing."""
-        return self.lora.using(name)
+        return self.lora.adapter(name)
 
     def add_snapshot(self, name: str) -> None:
         """A new snapshot, equal to the trained LoRA as it is now."""
@@ -344,9 +344,9 @@ class Policy:
         """destination <- source."""
         self.lora.copy(source, destination)
 
-    def follow(self, name: str, decay: float | Tensor) -> None:
+    def ema_update(self, name: str, decay: float | Tensor) -> None:
         """name <- decay * name + (1 - decay) * default; decay may be a tensor () on the device."""
-        self.lora.follow(name, decay)
+        self.lora.ema_update(name, decay)
 
     def state(self, name: str = TRAINED) -> dict[str, Tensor]:
         """The LoRA `name` as fp32 CPU tensors, keyed by layer."""

@@ -12,7 +12,7 @@ from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.lora import TRAINED, LoraSpec
 from diffrl.policy.merging import fitted
 from diffrl.policy.reading import dress, read_lora, undressed
-from diffrl.policy.texts import Texts
+from diffrl.policy.text_cache import Texts
 
 
 def policy_from(source: str | Path, backbone: Backbone, lora: LoraSpec | None, **kind: Any) -> Policy:

@@ -150,12 +150,12 @@ class Adapters:
         self.copy(TRAINED, name)
 
     def hold_start(self) -> None:
-        """From now on the trained LoRA as it is now is what counts as pretrained, in `using(None)`."""
+        """From now on the trained LoRA as it is now is what counts as pretrained, in `adapter(None)`."""
         self.add("start")
         self.reference = "start"
 
     @contextmanager
-    def using(self, name: str | None) -> Iterator[None]:
+    def adapter(self, name: str | None) -> Iterator[None]:
         """Inside the context the network runs with this LoRA, or with none (the pretrained network)."""
         if name is not None:
             self._known(name)
@@ -173,7 +173,7 @@ class Adapters:
         torch._foreach_copy_(self._known(destination), self._known(source))
 
     @torch.no_grad()
-    def follow(self, name: str, decay: float | Tensor) -> None:
+    def ema_update(self, name: str, decay: float | Tensor) -> None:
         """name <- decay * name + (1 - decay) * default, in place; decay in [0, 1], 0 copies and 1 keeps, both exactly.
 
         A decay that was computed on the device, a tensor (), is used there: the host does not wait for it.

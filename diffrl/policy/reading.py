@@ -40,7 +40,7 @@ from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
 from diffrl.policy import find_family, find_model
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
-from diffrl.policy.texts import quiet
+from diffrl.policy.text_cache import quiet
 
 log = logging.getLogger("diffrl")
 FILE = "file"  # the adapter's name while it is read

@@ -8,7 +8,7 @@ Weights in their files' own type are pages of the files until then, which the pr
 
 Every forward is then an exchange between all processes, so all of them must run the same number of them. Micro-batches
 are equally many everywhere. Where the work is uneven (evaluation, GARDO's gate, pictures that one process draws) it
-runs inside `Policy.together()`: ranks that finish early run dummy forwards until all are done.
+runs inside `Policy.uneven_forwards()`: ranks that finish early run dummy forwards until all are done.
 """
 
 from __future__ import annotations

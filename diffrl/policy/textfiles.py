@@ -55,7 +55,7 @@ class TextFiles:
         with contextlib.suppress(DiskError), replacing(self.path(prompt), sync=False) as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
 
-    def make_room(self, kept: Collection[str | None], row: int) -> None:
+    def evict(self, kept: Collection[str | None], row: int) -> None:
         """Remove the oldest files, but none of the prompts `kept`, until those of `row` bytes each are within bounds.
 
         For one of the processes, while no other one reads.

@@ -14,7 +14,7 @@ from diffrl.records.held_out import HeldOut
 
 Evaluation = Mapping[str, Any]
 BREADTH = ("diversity", "variety", "saturation")  # what evaluations measure beside rewards
-FELL = 0.05  # share of its best by which a watched value has to be worse, whatever a test says
+MIN_RELATIVE_DROP = 0.05  # share of its best by which a watched value has to be worse, whatever a test says
 
 
 def gain(name: str, change: float, lower: Collection[str]) -> float:
@@ -139,7 +139,7 @@ class Guard:
         count, rising = 0, list[str]()
         for best, now in reversed([*zip(bests, range(len(values)), strict=True)]):
             loss, epochs = values[best] - values[now], (lines[best]["epoch"], lines[now]["epoch"])
-            worse = loss > FELL * abs(values[best]) and held.significant(name, *epochs) is not False
+            worse = loss > MIN_RELATIVE_DROP * abs(values[best]) and held.significant(name, *epochs) is not False
             risen = self._risen(lines[best], lines[now], held) if worse else []
             if not risen:
                 break

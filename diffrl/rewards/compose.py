@@ -62,7 +62,7 @@ def _win_rates(column: Tensor, groups: Tensor) -> Tensor:
     return rates
 
 
-class Composition:
+class ScoreTransform:
     """Applies the steps of all rewards, in the order `STEPS`; a reward reads the others after their own steps.
 
     `names`: of the K columns. `steps`: {reward: {step: arguments}}; rewards that have none may be left out. The first

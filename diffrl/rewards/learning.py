@@ -50,7 +50,7 @@ class Learning(Reward, Protocol):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-class First(Wrapper):
+class FrozenAfterWarmStart(Wrapper):
     """A reward that learns as it was after it had learned for the first time: `REWARD_first` among the judges of
     held-out images, since its own scores move."""
 

@@ -19,11 +19,11 @@ from diffrl.errors import UserError
 from diffrl.features import default_features
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import AUTO_ROWS
-from diffrl.objectives.objective import Credit, Given, Objective
+from diffrl.objectives.objective import BuildContext, Credit, Objective
 from diffrl.plugins import load, load_value
 from diffrl.policy import Policy
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.compose import Composition
+from diffrl.rewards.compose import ScoreTransform
 from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
@@ -44,7 +44,7 @@ def build_objective(
     `rewards` are for those that need them; `lower`: names of rewards of which a lower score is better.
     """
     optimised = {name: reward for name, reward in (rewards or {}).items() if name in config.rewards}
-    given = Given(config, spec, optimised, build_credit(config))
+    given = BuildContext(config, spec, optimised, build_credit(config))
     objective: Objective = _trainer(config.method, config.objective).of(config.objective_section, given)
     if config.optimise.noise == "path":
         objective.noising.path, objective.keep_trajectory = True, "path"
@@ -98,9 +98,9 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     }
     optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
     if first:
-        from diffrl.rewards.learning import First, Learning
+        from diffrl.rewards.learning import FrozenAfterWarmStart, Learning
 
-        watched |= {name: First(cast(Learning, built[learning])) for name, learning in first.items()}
+        watched |= {name: FrozenAfterWarmStart(cast(Learning, built[learning])) for name, learning in first.items()}
     for section in config.sections:
         section.correct(optimised)
     read = {name: watched[name] for name in read_on_training_images(config)}
@@ -113,11 +113,11 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     return scorer, Scorer(judges, **limits)
 
 
-def build_composition(config: Config) -> Composition:
+def build_composition(config: Config) -> ScoreTransform:
     """From the columns of the training scorer to those of the optimised and the auxiliary rewards."""
     steps = {name: entry.shape.steps() for name, entry in {**config.watch, **config.rewards}.items()}
     columns = [*config.rewards, *read_on_training_images(config)]
-    return Composition(columns, steps, len(config.rewards) + len(auxiliary_names(config)))
+    return ScoreTransform(columns, steps, len(config.rewards) + len(auxiliary_names(config)))
 
 
 def loop_settings(config: Config) -> LoopSettings:
@@ -166,7 +166,7 @@ class Build:
     policy: Policy
     objective: Objective
     scorer: Scorer  # of training images
-    compose: Composition
+    compose: ScoreTransform
     weights: Tensor  # (K,) of the optimised rewards
     rollouts: Rollouts
     source: EpochSource

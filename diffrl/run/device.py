@@ -13,8 +13,8 @@ from diffrl.config import Config
 from diffrl.config.reward import Watched
 from diffrl.errors import UserError
 from diffrl.policy import Policy
+from diffrl.policy.cpu_workarounds import keep_pages
 from diffrl.policy.engine import compile_blocks, set_attention
-from diffrl.policy.host import keep_pages
 
 log = logging.getLogger("diffrl")
 
@@ -34,7 +34,7 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     if policy.sharded and (asked := _apart(config)):
         raise UserError(f"{asked[0]}: apart moves a whole network, and FSDP2 leaves a share of it; leave it out")
     if config.engine.encoders == "apart":
-        policy.texts.room = policy.apart
+        policy.texts.room = policy.offloaded
     if config.engine.attention != "native":
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:

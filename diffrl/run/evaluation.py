@@ -21,7 +21,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Measured, Monitor, RunHook
-from diffrl.run.journal import Journal
+from diffrl.run.logger import RunLogger
 
 
 def evaluation_spec(config: Config) -> SamplerSpec:
@@ -64,7 +64,7 @@ class Evaluation:
         self._prompts: dict[str, list[float | None]] = {}  # of the newest evaluation
         self._samples = torch.empty(0), torch.empty(0)  # images and their scores, of the newest evaluation
 
-    def measure(self, metrics: dict[str, Any], journal: Journal, evaluated: bool = True) -> list[str]:
+    def measure(self, metrics: dict[str, Any], logger: RunLogger, evaluated: bool = True) -> list[str]:
         """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; the guard rails' alarms."""
         alarms: list[str] = []
         mark = time.perf_counter()
@@ -76,7 +76,7 @@ class Evaluation:
             metrics |= found.metrics
             self._prompts |= found.prompts
         if evaluated:
-            self._show_samples(metrics["epoch"], journal)
+            self._show_samples(metrics["epoch"], logger)
             alarms = self._look_out(metrics)
         if evaluated or added:
             metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
@@ -132,11 +132,11 @@ class Evaluation:
             self.folder.save_healthy(self.policy, self.snapshot, metrics)
         return [alarm.text for alarm in alarms]
 
-    def _show_samples(self, epoch: int, journal: Journal) -> None:
+    def _show_samples(self, epoch: int, logger: RunLogger) -> None:
         """The newest evaluation's first image of each of the first prompts, as PNG and to the trackers."""
         images, scores = self._samples
         if len(images) and self.accelerator.is_main_process:
             texts = [prompt.text for prompt in self.prompts[: len(images)]]
             rows = [dict(zip(self.judges.names, row, strict=True)) for row in scores.tolist()]
             paths = self.folder.save_samples(epoch, images, texts, self.config.seed, rows)
-            journal.images(epoch, paths, texts)
+            logger.images(epoch, paths, texts)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.rollout import Rollout
 
 
@@ -52,7 +52,7 @@ class RunHook:
     def on_images(self, images: Tensor, first: int) -> None:
         """A batch (b, 3, H, W) in [0, 1] of an epoch's images on this process, from the global number `first` on."""
 
-    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: ScoredBatch) -> Mapping[str, float | None]:
         """Called when an epoch (from 0) is drawn and has its advantages; returns metrics of the epoch."""
         return {}
 

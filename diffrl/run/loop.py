@@ -16,15 +16,15 @@ from torch import Tensor
 
 from diffrl.errors import TrainingError
 from diffrl.features import group_diversity
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import holds_groups, optimiser_steps, part_sizes, sample_pairs
-from diffrl.objectives.objective import Objective, RunningMeans, Step
+from diffrl.objectives.objective import Objective, OptimiserStep, RunningMeans
 from diffrl.objectives.rows import Rows
 from diffrl.objectives.running_stats import summaries
 from diffrl.policy import Policy
 from diffrl.records.progress import PHASES
-from diffrl.rewards.compose import Composition
+from diffrl.rewards.compose import ScoreTransform
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout
 from diffrl.run.clock import by_process, now, split_epoch
@@ -81,7 +81,7 @@ class Loop:
         hooks: Sequence[RunHook] = (),
         monitor: Monitor | None = None,
         gradients: Gradients | None = None,
-        compose: Composition | None = None,
+        compose: ScoreTransform | None = None,
         fp16: bool = False,
     ) -> None:
         self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
@@ -91,7 +91,7 @@ class Loop:
         self.parameters = [parameter for _, parameter in policy.trainable]
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
         self.gradients: Gradients = gradients or SumOfLosses()
-        self.compose = compose or Composition(scorer.names, {})  # of all images, before the advantages
+        self.compose = compose or ScoreTransform(scorer.names, {})  # of all images, before the advantages
         self.step = 0
         self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
         self._in_a_row = 0  # of them, those since the last one that was taken
@@ -130,7 +130,7 @@ class Loop:
         _, _, advantages = self._judged(drawn)
         for samples in self._steps(drawn.rollout, key):
             parts, _, _ = self._parts(drawn.rollout, advantages, samples, 0)
-            step = Step(drawn.rollout, advantages, parts, (self.settings.seed, key), self.processes.sum)
+            step = OptimiserStep(drawn.rollout, advantages, parts, (self.settings.seed, key), self.processes.sum)
             self.objective.learn(self.policy, step)
 
     def _steps(self, rollout: Rollout, *key: int | str) -> list[Tensor]:
@@ -140,7 +140,7 @@ class Loop:
         count = len(rollout.member)
         return optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit)
 
-    def _judged(self, drawn: Epoch) -> tuple[Scored, Tensor, Tensor]:
+    def _judged(self, drawn: Epoch) -> tuple[ScoredBatch, Tensor, Tensor]:
         """What the advantages were made of, the final views' plain scores (N, C), both over all processes, and the
         advantages of this one's samples."""
         rollout, scores, features = drawn
@@ -152,7 +152,7 @@ class Loop:
         advantages = self.objective.shaped(scored)
         return scored, plain, advantages[rollout.first : rollout.first + len(rollout.member)]
 
-    def _composed(self, rollout: Rollout, views: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
+    def _composed(self, rollout: Rollout, views: Tensor, features: Tensor) -> tuple[ScoredBatch, Tensor]:
         """What the advantages are made of, and the plain scores (N, C) of the final views, from those of all views
         (N, V, C): a composition that compares compares the images of one view."""
         count, rewards = views.shape[1], len(self.weights)  # what the scorer has behind them is not optimised
@@ -163,7 +163,7 @@ class Loop:
         scores, auxiliary = composed[:, final, :rewards], composed[:, final, rewards:]
         kept = composed[..., :rewards] if count > 1 else None
         names = [(rollout.seed, rollout.epoch, one.text, i) for one in rollout.prompts for i in range(size)]
-        return Scored(scores, self.weights, groups, features, auxiliary, kept, names), views[:, final]
+        return ScoredBatch(scores, self.weights, groups, features, auxiliary, kept, names), views[:, final]
 
     def _phase(self, name: str, mark: float) -> float:
         return self.clock.lap(name, mark, now(self.policy.device))
@@ -178,7 +178,7 @@ class Loop:
                 loss_of_step = torch.zeros((), device=self.policy.device)
                 parts, idle, rows_of_step = self._parts(rollout, advantages, samples, epoch)
                 key = (settings.seed, epoch, inner)
-                step = Step(rollout, advantages, parts, key, self.processes.sum)
+                step = OptimiserStep(rollout, advantages, parts, key, self.processes.sum)
                 objective.before_step(self.policy, step)
                 for penalty in objective.penalties:
                     penalty.before_step(self.policy, step)
@@ -254,7 +254,7 @@ class Loop:
         for penalty in self.objective.penalties:
             penalty.after_step(self.policy, self.step)
         if (decay := ema_decay(self.settings, self.step)) is not None:
-            self.policy.follow("ema", decay)
+            self.policy.ema_update("ema", decay)
         return norm.detach()
 
     def _skip(self, rollout: Rollout, samples: Tensor, loss: Tensor, epoch: int) -> None:

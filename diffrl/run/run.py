@@ -14,13 +14,13 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.errors import TrainingError
 from diffrl.records import checkpoint
-from diffrl.run.ahead import Ahead
 from diffrl.run.clock import close_line
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import states
 from diffrl.run.interrupt import Interrupted
-from diffrl.run.journal import Journal
+from diffrl.run.logger import RunLogger
 from diffrl.run.peers import Peers
+from diffrl.run.prefetch import TextPrefetcher
 from diffrl.run.processes import check_agreement
 from diffrl.run.setup import build, check, load, preflight
 from diffrl.run.start import Start
@@ -44,21 +44,23 @@ class Run:
         self.loop, self.source, self.optimiser = built.loop, built.loop.source, built.loop.optimiser
         self.evaluation, self.features = built.evaluation, built.evaluation.features
         self.lower, self.identity = built.lower, built.identity
-        self.ahead = self._ahead()
+        self.prefetcher = self._prefetcher()
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
         self.peers.on_failure = self.leave
 
-    def look_out_for(self, check: Callable[[], None]) -> None:
+    def set_interrupt_check(self, check: Callable[[], None]) -> None:
         """Ask `check`, which may raise, wherever the run can be left: between batches, and while a reward is busy."""
         self.monitor.check = self.scorer.check = self.judges.check = check
 
-    def _ahead(self) -> Ahead:
+    def _prefetcher(self) -> TextPrefetcher:
         config = self.config
         files = {key: value for key, value in self.identity.items() if key.startswith(("model", "family"))}
         key = f"{files} {config.text_length} {config.optimise.precision} {torch.__version__} {transformers.__version__}"
         tests = [prompt.text for prompt in self.evaluation.prompts]
-        return Ahead(self.policy, self.source.stream, tests, config.epochs, self.accelerator, self.folder.path, key)
+        return TextPrefetcher(
+            self.policy, self.source.stream, tests, config.epochs, self.accelerator, self.folder.path, key
+        )
 
     def save(self) -> None:
         """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
@@ -134,46 +136,46 @@ class Run:
 
         resume(self, path)
 
-    def train(self, journal: Journal) -> None:
+    def train(self, logger: RunLogger) -> None:
         """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
         config, begun = self.config, [self.peers.began, time.time()]
-        self.monitor.status, self.monitor.note = journal.status, journal.note
-        journal.status("encoding prompts")
-        self.ahead.before(self.epoch, self.monitor.check)
+        self.monitor.status, self.monitor.note = logger.status, logger.note
+        logger.status("encoding prompts")
+        self.prefetcher.ensure(self.epoch, self.monitor.check)
         begun.append(time.time())
         self.begin()
         if self.epoch == 0:  # line 0 of the metrics: the model before training
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
-            self.evaluation.measure(metrics, journal)
-            journal.log(metrics | self.loop.clock.first_image(begun, journal.note))
+            self.evaluation.measure(metrics, logger)
+            logger.log(metrics | self.loop.clock.first_image(begun, logger.note))
         line = time.perf_counter()
         while self.epoch < config.epochs:
             self.begin_epoch()
             saved = time.perf_counter()
-            self.ahead.before(self.epoch, self.monitor.check)
+            self.prefetcher.ensure(self.epoch, self.monitor.check)
             encoded = time.perf_counter()
-            metrics = self.loop.run_epoch(self.epoch) | self.loop.clock.first_image(begun, journal.note)
+            metrics = self.loop.run_epoch(self.epoch) | self.loop.clock.first_image(begun, logger.note)
             self.epoch = metrics["epoch"] = self.epoch + 1  # counted from 1
             notes = [text for hook in self.hooks for text in hook.after_epoch(metrics)]
             last = self.epoch == config.epochs
-            alarms = self.evaluation.measure(metrics, journal, self.epoch % config.evaluate.every == 0 or last)
+            alarms = self.evaluation.measure(metrics, logger, self.epoch % config.evaluate.every == 0 or last)
             line = close_line(metrics, line, saved, encoded)
             # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
-            journal.log(metrics)
+            logger.log(metrics)
             for text in notes:
-                journal.note(text)
+                logger.note(text)
             stop = bool(alarms) and config.guard.stop and not last
             if self.epoch % config.checkpoint.every == 0 or last or stop:
                 self.save()
             for text in alarms:
-                journal.note(f"ALARM: {text}")
+                logger.note(f"ALARM: {text}")
             for hook in self.hooks:
                 hook.end_epoch(metrics, last or stop)
             if stop:
                 healthy = self.folder.path / "healthy"
-                journal.note(f"guard.stop: ended after epoch {self.epoch}; the last healthy LoRA is {healthy}")
+                logger.note(f"guard.stop: ended after epoch {self.epoch}; the last healthy LoRA is {healthy}")
                 break
-        self.ahead.end()
+        self.prefetcher.end()
 
     def close(self) -> None:
         """Drop what waits to be scored."""

@@ -128,9 +128,9 @@ def preflight(checked: Checked) -> Rewards:
     """Build the rewards. Those of a user's own files score two random images first, so that errors surface early."""
     config, device = checked.config, checked.accelerator.device
     if any(".py:" in (entry.plugin or "") for entry in {**config.rewards, **config.watch}.values()):
-        from diffrl.run.first_words import ask_rewards
+        from diffrl.run.preflight import smoke_test_rewards
 
-        ask_rewards(config, device)
+        smoke_test_rewards(config, device)
     set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
     check_device(config, device)
     scorer, judges = build_scorers(config, device)

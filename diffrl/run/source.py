@@ -117,7 +117,7 @@ class Rollouts:
             self.monitor.status(f"sampling {part.stop}/{len(prompts) * group_size // self.processes.count}")
             self.monitor.check()
 
-        with self.policy.together():
+        with self.policy.uneven_forwards():
             rollout = collect(
                 self.policy,
                 prompts,
@@ -162,7 +162,7 @@ class Rollouts:
             waiting,
             owners,
             groups,
-            lambda: self.policy.apart(),
+            lambda: self.policy.offloaded(),
             lambda rows: (self.processes.gather(rows), rollout.first),
         )
         self.processes.clock.add("reward", mark)

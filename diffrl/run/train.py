@@ -15,7 +15,7 @@ from diffrl.records.disk import DiskError
 from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import EXIT_CODE, Interrupted, Interrupts
-from diffrl.run.journal import Journal
+from diffrl.run.logger import RunLogger
 from diffrl.run.peers import Peers, joined
 from diffrl.run.run import Run
 from diffrl.run.start import Start, find_start
@@ -65,10 +65,10 @@ def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[
                 with foreign(start.path or folder.path):
                     run.restore(start)
                 with (
-                    Journal(run.config, folder, run.lower, describe(run) + meanings(run), run.hooks) as journal,
+                    RunLogger(run.config, folder, run.lower, describe(run) + meanings(run), run.hooks) as logger,
                     run.peers.attribute_errors(),
                 ):
-                    run.train(journal)
+                    run.train(logger)
 
 
 def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:
@@ -108,7 +108,7 @@ def _interruptible(run: Run, checks: Sequence[Callable[[], None]]) -> Iterator[N
     """`checks` may raise, and signals and the other processes' endings do, wherever the run can be left."""
     with Interrupts() as interrupts, run.peers.forward_signals():
         every = [*checks, run.peers.check, interrupts.check]
-        run.look_out_for(lambda: [check() for check in every])  # type: ignore[arg-type,return-value]
+        run.set_interrupt_check(lambda: [check() for check in every])  # type: ignore[arg-type,return-value]
         try:
             yield
         except (TrainingError, Interrupted) as error:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from diffrl.config.base import Method, Problem, Section, key
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.rollout import Rollout
 from diffrl.run.hooks import RunHook
 
@@ -39,11 +39,11 @@ class Bound(RunHook):
     def __init__(self, most: float) -> None:
         self.most, self.largest = most, 0.0
 
-    def transform(self, advantages: Tensor, scored: Scored) -> Tensor:
+    def transform(self, advantages: Tensor, scored: ScoredBatch) -> Tensor:
         """Advantages (N, columns) or (N, T, columns), all of them within `most`."""
         bounded = self.most * (advantages / self.most).tanh()
         self.largest = float(bounded.abs().max()) / self.most
         return bounded
 
-    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: ScoredBatch) -> Mapping[str, float | None]:
         return {"bounded/largest": self.largest}

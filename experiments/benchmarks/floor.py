@@ -80,7 +80,7 @@ def inputs(rows: int) -> dict[str, Any]:
 
 
 def sampling(adapters: Adapters, given: dict[str, Any]) -> None:
-    with torch.no_grad(), adapters.using("old"):
+    with torch.no_grad(), adapters.adapter("old"):
         adapters.network(**given)
 
 
@@ -89,10 +89,10 @@ def optimise(adapters: Adapters, given: dict[str, Any], old: bool = False, refer
     output = adapters.network(**given)[0]
     target: Any = 0.0
     if old:
-        with torch.no_grad(), adapters.using("old"):
+        with torch.no_grad(), adapters.adapter("old"):
             target = adapters.network(**given)[0]
     if reference:
-        with adapters.using(None):
+        with adapters.adapter(None):
             target = target + guided(adapters.network, given)
     (output - target).square().mean().backward()
     gradients = [parameter.grad for _, parameter in adapters.trainable]

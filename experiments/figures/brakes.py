@@ -22,7 +22,7 @@ from diffrl import __version__
 from diffrl.config import load_config
 from diffrl.denoising import Trajectory
 from diffrl.forward import FlowMatching, Prediction
-from diffrl.objectives.objective import Step
+from diffrl.objectives.objective import OptimiserStep
 from diffrl.policy import Conditioning
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout
@@ -53,7 +53,7 @@ class Trial:
     """An objective on two groups of four images, and what it asks of a policy: snapshots predict the velocities `old`,
     the trained LoRA these and `move`. A group's error e is `ERRORS`; in a stored step its noise decides it."""
 
-    device, process, together, name = torch.device("cpu"), FlowMatching(), staticmethod(nullcontext), "default"
+    device, process, uneven_forwards, name = torch.device("cpu"), FlowMatching(), staticmethod(nullcontext), "default"
 
     def __init__(self, label: str) -> None:
         recipe, overrides, column, *_ = OBJECTIVES[label]
@@ -71,7 +71,7 @@ class Trial:
         self.objective.noising.fraction = 1.0  # recipes train the noisiest
         advantages = torch.tensor(column * 2)[:, None]
         pairs = self.objective.pairs(images, advantages, index, 0)
-        self.step = Step(images, advantages, [pairs], (0,), lambda tensor: tensor)
+        self.step = OptimiserStep(images, advantages, [pairs], (0,), lambda tensor: tensor)
         self.old, batch, self.a = self.draw(len(pairs)), self.rows(), advantages[pairs[:, 0]][..., None, None]
         self.r = r = SimpleNamespace(t=batch.t, e=torch.tensor(ERRORS)[batch.groups])
         r.k = batch.weight if self.objective.keep_trajectory else None  # of steps, TempFlow's
@@ -97,7 +97,7 @@ class Trial:
         return self.process.from_velocity(x_t, v, t)
 
     @contextmanager
-    def using(self, name: str) -> Iterator[None]:
+    def adapter(self, name: str) -> Iterator[None]:
         self.name, before = name, self.name
         yield
         self.name = before

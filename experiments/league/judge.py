@@ -97,7 +97,7 @@ def judge(
 
     means, by_prompt = columns(on(run.policy, evaluation_spec(run.config), snapshot))
     for student in students_of(run.hooks):
-        with student.wearing(run.policy.state(snapshot or "default")) as policy:
+        with student.with_lora(run.policy.state(snapshot or "default")) as policy:
             more = columns(on(policy, student.spec, None if snapshot is None else "default"), f"{student.name}/")
         means, by_prompt = means | more[0], by_prompt | more[1]
     return Judged(means, by_prompt)
@@ -183,9 +183,9 @@ def drift(run: Run, prompts: list[Prompt]) -> float:
     total = 0.0
     for level, following in zip(levels[:-1].tolist(), levels[1:].tolist(), strict=True):
         t = torch.full((len(x),), level, device=x.device)
-        with policy.using(run.judged):
+        with policy.adapter(run.judged):
             trained = policy.predict(x, t, cond, spec.guidance_scale).v
-        with policy.using(None):
+        with policy.adapter(None):
             base = policy.predict(x, t, cond, spec.guidance_scale)
         total += float((trained - base.v).square().mean()) / (len(levels) - 1)
         x = policy.process.add_noise(base.x0, base.eps, torch.full_like(t, following))
@@ -202,7 +202,7 @@ def write_strips(run: Run, task: Task, prompts: list[Prompt]) -> None:
         if student is None:
             _write_strip(run.policy, prompts, evaluation_spec(run.config), snapshot, file)
             continue
-        with student.wearing(run.policy.state(run.judged)) as policy:
+        with student.with_lora(run.policy.state(run.judged)) as policy:
             _write_strip(policy, prompts, student.spec, snapshot and "default", file)
 
 

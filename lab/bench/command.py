@@ -140,18 +140,18 @@ def _work(arguments: argparse.Namespace) -> tuple[float, str]:
     from diffrl.config import Config, check_model
     from diffrl.drawing import Drawing
     from diffrl.memory.fit import GIB
-    from diffrl.memory.hollow import bytes_of, counting, hollow_backbone
-    from diffrl.memory.phases import Phases
+    from diffrl.memory.meta_modules import bytes_of, counting, meta_backbone
+    from diffrl.memory.step_profile import StepProfile
 
     at("--model", check_model, arguments.model)
     drawn = {"resolution": arguments.resolution, "batch_size": arguments.batch_size}
     config = Config.model_validate({"model": arguments.model, "family": arguments.family, "rewards": {"jpeg": {}},
                                     "rollout": {**drawn, "groups": arguments.batch_size, "group_size": 2}})  # fmt: skip
-    backbone = hollow_backbone(config)
+    backbone = meta_backbone(config)
     asked = {key: getattr(arguments, key) for key in ("model", "steps", "guidance_scale", "merge")}
     job = Drawing(**asked).settled(backbone)
     steps, guidance = job.steps or 0, job.guidance_scale or 1.0
-    phases = Phases(backbone, config)
+    phases = StepProfile(backbone, config)
     with counting(backbone):
         forward = phases.count(partial(phases.sample, arguments.batch_size, guidance), [])
         decoding = phases.count(phases.decode, [])

@@ -301,14 +301,14 @@ def _run(
     """From the states x (P K, ...) before `step` to their images and scores; and the states at the steps `stops`."""
     policy, spec, sigmas = bench.policy, bench.spec, schedule(bench.policy, bench.spec).tolist()
     owner = [p for p in range(len(prompts)) for _ in range(len(x) // len(prompts))]
-    with policy.using(bench.snapshot):
+    with policy.adapter(bench.snapshot):
         cond = policy.encode([prompt.text for prompt in prompts])
     passed: dict[int, list[Tensor]] = {stop: [] for stop in stops}
     images, scores = [], []
     for start in range(0, len(x), bench.batch_size):
         part, mine = x[start : start + bench.batch_size], owner[start : start + bench.batch_size]
         own = cond.select(torch.tensor(mine))
-        with policy.using(bench.snapshot):
+        with policy.adapter(bench.snapshot):
             for here, there in pairwise(sorted({step, *stops, spec.steps})):
                 if here in passed:
                     passed[here].append(part)

@@ -23,8 +23,8 @@ from diffrl.policy import Policy
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
-from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
+from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import save_image
 from diffrl.rewards.answers import applies, judged
 from diffrl.rewards.batchwise import compared
@@ -88,7 +88,7 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     _check(settings, scorer.rewards, watcher.rewards, chosen)
     benches = _benches(settings, job, policy, scorer)
     tasks = [(arm, place) for arm in benches for place in range(len(chosen))]
-    pieces = Pieces(out, ROWS, "search")
+    pieces = ShardedJsonl(out, ROWS, "search")
     if accelerator.is_main_process:
         pieces.claim(_record(settings, job, chosen))
         (out / "images").mkdir(exist_ok=True)

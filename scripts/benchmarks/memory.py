@@ -22,7 +22,7 @@ from diffrl.config import Config, load_config
 from diffrl.errors import UserError
 from diffrl.memory import advice
 from diffrl.memory.fit import GIB, Fit, estimate
-from diffrl.memory.rewards import RATE
+from diffrl.memory.reward_memory import RATE
 from diffrl.resources import shipped
 from diffrl.rewards.registry import takes
 

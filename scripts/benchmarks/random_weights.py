@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from diffrl import seeds
-from diffrl.memory.hollow import made_pipeline
+from diffrl.memory.meta_modules import meta_pipeline
 from diffrl.policy import Conditioning, flux, qwen_image, sd3
 from diffrl.policy.pipelines import Resolution, settings_of
 
@@ -43,7 +43,7 @@ class Random:
         device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         with torch.random.fork_rng(devices=[device] if cuda else []):
             torch.manual_seed(0)
-            pipe = made_pipeline(source, index, dtype, device, texts=False)
+            pipe = meta_pipeline(source, index, dtype, device, texts=False)
         for part in pipe.transformer.modules():
             for name, table in part._buffers.items():
                 if table is not None and table.is_floating_point():

@@ -63,7 +63,7 @@ def warm_up(run: Run, config: Config) -> None:
 
     rows = config.optimise.micro_batch
     assert isinstance(rows, int), "auto is a number in a run's config"
-    with torch.no_grad(), policy.using(run.objective.samples_from):
+    with torch.no_grad(), policy.adapter(run.objective.samples_from):
         x = policy.predict(*inputs(rollout.batch_size), guidance=rollout.guidance_scale).x0
         policy.decode(x)
     policy.predict(*inputs(rows), guidance=run.objective.guidance_scale).v.square().mean().backward()

@@ -199,7 +199,7 @@ def _call(run: Run, sort: Sort, arguments: tuple[Any, ...], words: Mapping[str, 
     policy = run.policy
     if sort.name == "decode" and sort.grad:
         arguments = (arguments[0].requires_grad_(), *arguments[1:])
-    with torch.set_grad_enabled(sort.grad), policy.using(sort.lora):
+    with torch.set_grad_enabled(sort.grad), policy.adapter(sort.lora):
         made = getattr(policy, sort.name)(*arguments, **words)
         if sort.grad:
             (made.v if sort.name == "predict" else made).square().mean().backward()

@@ -164,7 +164,7 @@ def memory(shop: Workshop, limit: float, tell: Tell, model: str) -> dict[str, An
         found["lies_there"] = round(torch.cuda.memory_allocated() / GIB, 3)
 
         def sample() -> None:
-            with torch.no_grad(), policy.using(run.objective.samples_from):
+            with torch.no_grad(), policy.adapter(run.objective.samples_from):
                 policy.predict(*inputs(run, config.rollout.batch_size), guidance=config.rollout.guidance_scale)
 
         def decoding() -> None:

@@ -72,7 +72,7 @@ def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str
         def all_of(policy: Policy = policy, names: list[str | None] = names) -> list[torch.Tensor]:
             found = []
             for name in names:
-                with policy.using(name):
+                with policy.adapter(name):
                     found.append(predicted(policy).detach())
             return found
 

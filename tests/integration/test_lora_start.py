@@ -38,7 +38,7 @@ def test_it_begins_as_the_lora(config_file: Any, tiny_model: Path, sft: Path, ra
     theirs, base = velocity(load_policy(str(tiny_model), start=sft)), velocity(load_policy(str(tiny_model)))
     assert (theirs - base).abs().max() > 1e-2
     torch.testing.assert_close(velocity(run.policy), theirs, rtol=0, atol=1e-6 * theirs.abs().max().item() + 1e-6)
-    with run.policy.using(None):
+    with run.policy.adapter(None):
         held = velocity(run.policy)
     assert ((held - velocity(run.policy)).square().mean() == 0) == (reference == "start")
     torch.testing.assert_close(held, theirs if reference == "start" else base, rtol=0, atol=1e-5)
@@ -64,7 +64,7 @@ def test_over_merged_loras(config_file: Any, tiny_model: Path, sft: Path, refere
     base, theirs, mine = (velocity(one) for one in (load_policy(str(tiny_model), **kind), merged, run.policy))
     rounding = 0 if precision == "fp32" else 0.05
     assert (mine - theirs).abs().max() <= rounding and (theirs - base).abs().max() > 0.2
-    with run.policy.using(None):
+    with run.policy.adapter(None):
         held = velocity(run.policy)
     far = (held - (mine if reference == "start" else base)).abs().max()
     assert far == 0 if reference == "start" else far < rounding + 1e-5
@@ -116,7 +116,7 @@ def test_merged_before_the_weights_are_converted(config_file: Any, tiny_model: P
         a, b = (theirs[f"{name}.{matrix}.weight"] for matrix in ("lora_A", "lora_B"))
         taken = layer.lora_B["base"].weight @ layer.lora_A["base"].weight
         torch.testing.assert_close(taken, -SPEC.scale * b @ a)
-    with run.policy.using(None):
+    with run.policy.adapter(None):
         assert (velocity(run.policy) - velocity(merged)).abs().max() > 0.1
 
 

@@ -22,8 +22,8 @@ from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.config.reward import read_on_training_images
 from diffrl.memory.fit import estimate
-from diffrl.memory.phases import ImageItself
 from diffrl.memory.selection import micro_batches
+from diffrl.memory.step_profile import ImageItself
 from diffrl.resources import shipped_configs
 from diffrl.run.build import build_objective
 

@@ -15,7 +15,7 @@ from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.methods.scout import EPOCHS, Scouting
+from diffrl.methods.scout import EPOCHS, CandidateSelection
 from diffrl.rollout import collect
 from diffrl.run.train import Run
 
@@ -181,7 +181,7 @@ def test_processes_divide_the_candidates(config_file: Callable[..., Path]) -> No
 
 
 def test_the_warning_is_said_once_where_the_order_falls_below_what_pays() -> None:
-    scouting, order = Scouting(*[cast(Any, None)] * 3, 8, 2, cost=1.5), torch.arange(8.0).expand(3, 8)
+    scouting, order = CandidateSelection(*[cast(Any, None)] * 3, 8, 2, cost=1.5), torch.arange(8.0).expand(3, 8)
     scouting._chosen, scouting._spread = order, 2.0  # so that 0.816 pays
     for _ in range(EPOCHS):
         assert scouting.warning() is None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffrl.methods.acflow.critic import Values, text_features
 from diffrl.methods.acflow.objective import ActorCritic, Scale
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Conditioning
 
@@ -136,7 +136,7 @@ def test_scores_are_shaped_by_all_so_far() -> None:
 def test_advantages_are_shaped_scores_whatever_the_group() -> None:
     objective = ActorCritic()
     scores = torch.tensor([[1.0], [2.0], [torch.nan], [5.0]])
-    scored = Scored(scores, torch.ones(1), torch.tensor([0, 0, 1, 1]), torch.zeros(4, 2), torch.zeros(4, 0))
+    scored = ScoredBatch(scores, torch.ones(1), torch.tensor([0, 0, 1, 1]), torch.zeros(4, 2), torch.zeros(4, 0))
     known = torch.tensor([1.0, 2.0, 5.0])
     wanted = (known - known.mean()) / known.std(correction=0)
     found = objective.shaped(scored)[:, 0]

@@ -83,7 +83,7 @@ def test_values_and_gradients_are_pefts(merging: bool, crossed: bool, shape: tup
     x = torch.randn(shape, dtype=torch.float64)
     for _ in range(2):  # the second time with what was kept, and apart where inputs turned out to differ
         for name in ("default", "old", None):
-            with ours.using(name), theirs.using(name), torch.no_grad():
+            with ours.adapter(name), theirs.adapter(name), torch.no_grad():
                 torch.testing.assert_close(ours.network(x), theirs.network(x), rtol=1e-12, atol=1e-12)
         same(results(ours, x), results(theirs, x), 1e-12)
     assert (len(ours.fused.groups) > 3) == crossed
@@ -137,9 +137,9 @@ def test_what_was_merged_is_made_anew_when_a_lora_moves() -> None:
             adapters.network(x).square().sum().backward()
             optimiser.step()
             optimiser.zero_grad()
-            adapters.follow("old", 0.5)
+            adapters.ema_update("old", 0.5)
     for name in ("default", "old"):
-        with ours.using(name), theirs.using(name), torch.no_grad():
+        with ours.adapter(name), theirs.adapter(name), torch.no_grad():
             torch.testing.assert_close(ours.network(x), theirs.network(x), rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         before = ours.network(x)
@@ -155,13 +155,13 @@ def test_the_base_is_never_written_and_its_own_output_stays() -> None:
     before = {name: (p.clone(), p._version, p.data_ptr()) for name, p in frozen.items()}
     x = torch.randn(2, 5, IN)
     results(ours, x)
-    with torch.no_grad(), ours.using("old"):
+    with torch.no_grad(), ours.adapter("old"):
         ours.network(x)
     for name, p in frozen.items():
         assert torch.equal(p, before[name][0]) and (p._version, p.data_ptr()) == before[name][1:]
     torch.manual_seed(0)
     pretrained = Net()
-    with torch.no_grad(), ours.using(None):
+    with torch.no_grad(), ours.adapter(None):
         assert torch.equal(ours.network(x), pretrained(x))
 
 
@@ -170,7 +170,7 @@ def test_at_most_two_snapshots_are_kept_merged() -> None:
     ours.add("third")
     x = torch.randn(2, 5, IN)
     for name in ("old", "default", "third", "default"):
-        with ours.using(name), torch.no_grad():
+        with ours.adapter(name), torch.no_grad():
             ours.network(x)
     kept = ours.fused.groups[0].shelf._cache
     assert [name for name, _ in kept] == ["third", "default"]

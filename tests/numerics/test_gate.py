@@ -19,7 +19,7 @@ from diffrl.methods.gardo.gate import (
 )
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.methods.nft.objective import NFT
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 
 
 def brute_win_rates(scores: torch.Tensor) -> torch.Tensor:
@@ -193,11 +193,11 @@ def test_share_stays_where_an_epoch_only_reaches_the_window_limits() -> None:
     assert share.value == 0.1
 
 
-def judged_by(gate: str, auxiliary: list[str], lower: tuple[str, ...] = ()) -> tuple[Gardo, Scored]:
+def judged_by(gate: str, auxiliary: list[str], lower: tuple[str, ...] = ()) -> tuple[Gardo, ScoredBatch]:
     gardo = Gardo(NFT(), auxiliary=auxiliary, lower=lower, gate=gate, diversity="off", share=0.2)  # type: ignore[arg-type]
     draw = torch.rand(12, 1 + len(auxiliary), generator=torch.Generator().manual_seed(2))
     features = torch.ones(12, 3)
-    return gardo, Scored(draw[:, :1], torch.ones(1), torch.arange(12) // 4, features, draw[:, 1:])
+    return gardo, ScoredBatch(draw[:, :1], torch.ones(1), torch.arange(12) // 4, features, draw[:, 1:])
 
 
 def test_uncertainty_is_of_the_auxiliary_scores_as_they_are_and_of_the_negative_where_lower_is_better() -> None:
@@ -225,7 +225,7 @@ def test_the_reference_is_reset_by_the_mean_over_the_penalised_rows(total: tuple
     gardo = Gardo(NFT(), auxiliary=["a"], reset_kl=0.1, reset_steps=None)
     followed: list[tuple[str, float]] = []
     policy: Any = SimpleNamespace(
-        device=torch.device("cpu"), follow=lambda name, keep: followed.append((name, float(keep)))
+        device=torch.device("cpu"), ema_update=lambda name, keep: followed.append((name, float(keep)))
     )
     gardo.gated.kl = torch.tensor(total)
     gardo._reset(policy)
@@ -238,7 +238,9 @@ def test_a_reset_is_of_all_processes(here: float, there: float, due: bool) -> No
     by its own, one process would renew its reference and the other keep it."""
     gardo = Gardo(NFT(), auxiliary=["a"], reset_kl=0.1, reset_steps=None)
     followed: list[float] = []
-    policy: Any = SimpleNamespace(device=torch.device("cpu"), follow=lambda name, keep: followed.append(float(keep)))
+    policy: Any = SimpleNamespace(
+        device=torch.device("cpu"), ema_update=lambda name, keep: followed.append(float(keep))
+    )
     step: Any = SimpleNamespace(parts=[], reduce=lambda total: total + torch.tensor([there, 2.0]))
     gardo.gated.gated = False  # no rows are asked for
     gardo.before_step(policy, step)

@@ -25,7 +25,7 @@ class Analytic:
     def predict(self, x_t, t, cond, guidance=1.0):
         return self.process.from_velocity(x_t, self.gain * x_t, t)
 
-    def using(self, name):
+    def adapter(self, name):
         policy = self
 
         class Context:

@@ -128,7 +128,7 @@ def test_stage_1_can_embed_what_algorithm_1_does() -> None:
             return self.process.from_velocity(x_t, 0.3 * x_t + 1, t)
 
         @contextlib.contextmanager
-        def using(self, name):
+        def adapter(self, name):
             self.asked = name
             yield
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffrl.policy import host
-from diffrl.policy.host import Fp32Attention, keep_pages
+from diffrl.policy import cpu_workarounds as host
+from diffrl.policy.cpu_workarounds import Fp32Attention, keep_pages
 
 
 def gradients(q: Tensor, k: Tensor, v: Tensor, wide: bool) -> list[Tensor]:

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from diffrl.methods.crd.objective import CRD
 from diffrl.methods.grpo.objective import GRPO
-from diffrl.methods.marble.bank import Bank, columns_of, loss_slopes
+from diffrl.methods.marble.bank import PerRewardGradients, columns_of, loss_slopes
 from diffrl.methods.marble.combiner import Marble
 from diffrl.methods.marble.gradients import _GRAM_CHUNK, LoraGradients, gram_matrix
 from diffrl.methods.marble.simplex import min_norm_weights, residual
 from diffrl.methods.nft.objective import NFT, nft_loss
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.gradients import SumOfLosses
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.objective import Objective, OptimiserStep
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
@@ -55,7 +55,9 @@ class Case:
         return sum(map(len, self.parts))
 
     def begin(self) -> None:
-        self.objective.before_step(self.policy, Step(self.rollout, self.advantages, self.parts, (0,), lambda x: x))
+        self.objective.before_step(
+            self.policy, OptimiserStep(self.rollout, self.advantages, self.parts, (0,), lambda x: x)
+        )
 
     def rows(self, part: Tensor) -> Any:
         return self.objective.batch(self.rollout, self.advantages, part, (0,))
@@ -132,7 +134,7 @@ def make(policy: Policy) -> Callable[..., Case]:
         if rewards > 1:
             scores[GROUP:, -1] = torch.nan
         empty = torch.zeros(2 * GROUP, 0)
-        advantages = objective.shaped(Scored(scores, torch.ones(rewards), groups, empty, empty))
+        advantages = objective.shaped(ScoredBatch(scores, torch.ones(rewards), groups, empty, empty))
         parts = sample_pairs(torch.arange(2 * GROUP), objective.rows_per_sample(rollout)).tensor_split(pieces)
         return Case(policy, objective, rollout, advantages, parts)
 
@@ -257,7 +259,7 @@ def test_a_reward_times_a_thousand_changes_nothing(make) -> None:
     steps, marbles = [], []
     for factor in (1.0, 1000.0):
         scaled = (scores * torch.tensor([factor, 1.0, 1.0])) * 1e4  # far above the 1e-4 that guards a std of zero
-        case.advantages = case.objective.shaped(Scored(scaled, torch.ones(3), groups, empty, empty)).float()
+        case.advantages = case.objective.shaped(ScoredBatch(scaled, torch.ones(3), groups, empty, empty)).float()
         marbles.append(Marble(list("abc"), mode="fresh", smoothing=0.0))
         steps.append(case.run(marbles[-1]))
     assert distance(*steps) < 1e-5
@@ -357,7 +359,7 @@ def test_the_told_loss_of_a_weighted_sum_is_that_of_the_sum(make) -> None:
     case.objective.rule = replace(case.objective.rule, columns=columns_of("sum", True))
     scores, empty = torch.rand(2 * GROUP, 2, generator=torch.Generator().manual_seed(5)), torch.zeros(2 * GROUP, 0)
     groups = torch.arange(2).repeat_interleave(GROUP)
-    case.advantages = case.objective.shaped(Scored(scores, torch.ones(2), groups, empty, empty))
+    case.advantages = case.objective.shaped(ScoredBatch(scores, torch.ones(2), groups, empty, empty))
     assert case.advantages.shape == (2 * GROUP, 3)
     case.begin()
     rows = case.rows(case.parts[0])
@@ -486,7 +488,7 @@ def test_the_qp_on_points_whose_answer_is_known(points, expected) -> None:
 
 def test_a_reward_that_applies_to_some_rows_has_the_mean_gradient_of_those() -> None:
     """Gradients are means over 5 rows; the second reward applies to 3 of them, so its own mean is 5 / 3 of that."""
-    bank = Bank(
+    bank = PerRewardGradients(
         torch.ones(2, 4, dtype=torch.float64), torch.ones(2), counts=torch.tensor([[5.0, 5.0], [5.0, 3.0]]).double()
     )
     each, gram, signal = bank.summed([], None)
@@ -496,7 +498,9 @@ def test_a_reward_that_applies_to_some_rows_has_the_mean_gradient_of_those() -> 
 
 
 def test_a_reward_that_applies_to_no_row_has_no_gradient_and_no_signal() -> None:
-    bank = Bank(torch.tensor([[1.0, 2], [0, 0]]), torch.tensor([1.0, 0]), counts=torch.tensor([[5.0, 5], [5, 0]]))
+    bank = PerRewardGradients(
+        torch.tensor([[1.0, 2], [0, 0]]), torch.tensor([1.0, 0]), counts=torch.tensor([[5.0, 5], [5, 0]])
+    )
     each, gram, signal = bank.summed([], None)
     assert each.tolist() == [[1, 2], [0, 0]] and gram.tolist() == [[5, 0], [0, 0]] and signal.tolist() == [True, False]
 
@@ -504,7 +508,7 @@ def test_a_reward_that_applies_to_no_row_has_no_gradient_and_no_signal() -> None
 def test_no_parameter_gets_a_gradient_without_a_penalty() -> None:
     parameter = torch.nn.Parameter(torch.zeros(4))
     reduced = []
-    Bank(torch.ones(2, 4), torch.ones(2)).summed([parameter], lambda x: reduced.append(x) or x)
+    PerRewardGradients(torch.ones(2, 4), torch.ones(2)).summed([parameter], lambda x: reduced.append(x) or x)
     assert parameter.grad is None and len(reduced) == 3  # two rows and the signal
-    Bank(torch.ones(2, 4), torch.ones(2), penalised=True).summed([parameter], lambda x: 2 * x)
+    PerRewardGradients(torch.ones(2, 4), torch.ones(2), penalised=True).summed([parameter], lambda x: 2 * x)
     assert parameter.grad is not None and not parameter.grad.any()

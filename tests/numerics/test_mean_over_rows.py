@@ -39,10 +39,10 @@ from diffrl.methods.prdp.objective import PRDP
 from diffrl.methods.rwr.objective import Regression
 from diffrl.methods.shared.coupling import measured
 from diffrl.methods.tree.credit import Branched
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.gradients import SumOfLosses, penalties
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.objective import Objective, OptimiserStep
 from diffrl.objectives.rows import Rows
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec, collect
@@ -129,11 +129,11 @@ def test_a_step_is_the_mean_over_images_and_timesteps(policy: Policy, name: str)
     objective, ours = OBJECTIVES[name](), OBJECTIVES[name]()
     rollout = drawn(policy, SDE if objective.keep_trajectory else SamplerSpec("dpm2", STEPS))
     groups = torch.arange(IMAGES) // GROUP
-    scored = Scored(SCORES, torch.ones(1), groups, torch.zeros(IMAGES, 2), torch.zeros(IMAGES, 0))
+    scored = ScoredBatch(SCORES, torch.ones(1), groups, torch.zeros(IMAGES, 2), torch.zeros(IMAGES, 0))
     advantages = objective.advantages(scored)
     assert torch.equal(ours.advantages(scored), advantages)
     rows = objective.rows(rollout, advantages, EVERYTHING, KEY)
-    objective.before_step(policy, Step(rollout, advantages, [EVERYTHING], KEY, lambda x: x))
+    objective.before_step(policy, OptimiserStep(rollout, advantages, [EVERYTHING], KEY, lambda x: x))
     total = objective.loss(objective.scalars(policy, rows), rows).sum()
     penalty = penalties(objective, policy, rows)
     wanted = (total + (0 if penalty is None else penalty.sum())) / (6 * 4)
@@ -145,7 +145,7 @@ def test_a_step_is_the_mean_over_images_and_timesteps(policy: Policy, name: str)
 
 def errors(policy: Policy, rows: Rows, snapshot: str | None = "default") -> Tensor:
     """(T, P, G) mean squared errors of the velocity, in flow matching's own words."""
-    with policy.using(snapshot):
+    with policy.adapter(snapshot):
         v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
     assert rows.eps is not None
     return (v - (rows.eps - rows.x0)).square().flatten(1).mean(1).view(STEPS, len(PROMPTS), GROUP)
@@ -226,7 +226,7 @@ def test_an_awm_step_off_policy_is_the_clipped_ratio_and_two_penalties(spread: P
         return {"uniform": e, "t2": t**2 * e, "ghuber": 4 * t * ((e + 1e-10) ** 0.25 - 1e-10**0.25)}[weighting]
 
     def apart(snapshot: str | None) -> Tensor:
-        with torch.no_grad(), spread.using(snapshot):
+        with torch.no_grad(), spread.adapter(snapshot):
             there = spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
         return (spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v - there).square().flatten(1).mean(1)
 
@@ -259,7 +259,7 @@ def test_a_dgpo_step_is_the_mean_over_groups_and_timesteps_over_b(spread: Policy
     e, a = errors(spread, rows), advantages.view(2, GROUP)
     with torch.no_grad():
         old = errors(spread, rows, "old")
-        with spread.using(None):
+        with spread.adapter(None):
             anchor = spread.predict(rows.x_t, rows.t, rows.cond, guidance or rows.guidance).v
         there = (anchor - rows.velocity(spread.process)).square().flatten(1).mean(1).view_as(e)
         rho = (old - e).exp()
@@ -301,9 +301,9 @@ def test_an_fdfo_step_is_the_mean_over_all_states_of_a_group(spread: Policy, on_
         old, pretrained = v.detach(), None
         with torch.no_grad():
             if not on_policy:
-                with spread.using("old"):
+                with spread.adapter("old"):
                     old = spread.predict(*given).v
-            with spread.using(None):
+            with spread.adapter(None):
                 pretrained = spread.predict(*given).v
         r = ((old - (old - g)).square().flatten(1).mean(1) - (v - (old - g)).square().flatten(1).mean(1)).exp()
         a = advantages[:, 0]
@@ -329,7 +329,7 @@ def test_fdfos_images_are_compared_with_their_whole_group_where_processes_split_
     here = {"latents": x0[mine], "member": rollout.member[mine], "prompt_index": rollout.prompt_index[mine]}
     here["trajectory"] = replace(path, states=path.states[mine], t=path.t[mine])
     local = replace(rollout, first=2, **here)
-    ours.before_step(policy, Step(local, advantages, [part], KEY, lambda table: table + others))
+    ours.before_step(policy, OptimiserStep(local, advantages, [part], KEY, lambda table: table + others))
     ours.scalars(policy, ours.rows(local, advantages, part, KEY))
     want = float(apart[mine].square().flatten(1).mean(1).sqrt().mean())
     assert averages(ours.means)["fdfo/difference"] == pytest.approx(want, rel=1e-5)
@@ -380,7 +380,7 @@ def test_gdros_losses_of_two_rewards_are_those_of_each_alone(policy: Policy) -> 
     def losses(scores: Tensor) -> Tensor:
         objective = GDRO(b=12.0, tau=0.3)
         rows = objective.rows(rollout, scores, EVERYTHING, KEY)
-        objective.before_step(policy, Step(rollout, scores, [EVERYTHING], KEY, lambda x: x))
+        objective.before_step(policy, OptimiserStep(rollout, scores, [EVERYTHING], KEY, lambda x: x))
         return objective.loss(objective.scalars(policy, rows), rows).detach()
 
     found = losses(both)
@@ -397,7 +397,7 @@ def test_a_prdp_step_is_the_mean_over_groups_of_means_over_timesteps(policy: Pol
     rows = objective.rows(rollout, SCORES, EVERYTHING, KEY)
 
     def log_prob(snapshot: str | None) -> Tensor:
-        with policy.using(snapshot):
+        with policy.adapter(snapshot):
             prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         found = gaussian_log_prob(rows.x_next, *objective.steps.step(policy, rows, prediction))  # type: ignore[arg-type]
         return found.view(STEPS, 2, GROUP).permute(1, 2, 0)  # (P, G, T)
@@ -461,7 +461,7 @@ def test_a_process_measures_its_own_rows_at_their_places_among_all() -> None:
     step: Any = SimpleNamespace(
         rollout=rollout, advantages=SCORES, parts=(pairs[:4], pairs[4:], pairs[:0]), key=KEY, reduce=lambda x: 10 * x
     )
-    here: Any = SimpleNamespace(device="cpu", together=nullcontext)
+    here: Any = SimpleNamespace(device="cpu", uneven_forwards=nullcontext)
     (found,) = measured(Asked(), here, step, lambda part: (part[:, 0] + 0.5 * part[:, 1],))  # type: ignore
     assert found.tolist() == [[0, 0]] * 3 + [[0, 5], [10, 15], [20, 25]]
 
@@ -474,12 +474,12 @@ def test_acflows_weights_are_those_of_a_critic_that_has_not_learned_from_the_ima
     scores = torch.tensor([0.1, 0.9, 0.5, 0.3, torch.nan, 0.8])[:, None]
     groups = torch.arange(IMAGES) // GROUP
     advantages = objective.advantages(
-        Scored(scores, torch.ones(1), groups, torch.zeros(IMAGES, 2), torch.zeros(IMAGES, 0))
+        ScoredBatch(scores, torch.ones(1), groups, torch.zeros(IMAGES, 2), torch.zeros(IMAGES, 0))
     )
     parts = list(sample_pairs(torch.arange(IMAGES), 2).split(5))
     known = ~scores[:, 0].isnan()
     for number in range(2):
-        step = Step(rollout, advantages, parts, (0, number, 0), lambda x: x)
+        step = OptimiserStep(rollout, advantages, parts, (0, number, 0), lambda x: x)
         said = torch.zeros(IMAGES, 2)
         for part in parts if number else ():
             rows = objective.rows(rollout, advantages, part, step.key)

@@ -23,7 +23,7 @@ from diffrl.methods.prdp.objective import prdp_loss
 from diffrl.methods.rwr.objective import reward_weights
 from diffrl.methods.shared.coupling import best_and_worst, best_of_group, chosen_pairs
 from diffrl.methods.tree.credit import Branched
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 
 NAN = math.nan
 
@@ -360,9 +360,9 @@ def test_without_the_clip_pairs_are_centring_and_the_optimum_has_loss_zero() -> 
 # ---- credit over the steps
 
 
-def scored(views: Tensor, group: int) -> Scored:
+def scored(views: Tensor, group: int) -> ScoredBatch:
     n = len(views)
-    return Scored(
+    return ScoredBatch(
         views[:, -1], torch.ones(views.shape[2]), torch.arange(n) // group, torch.zeros(n, 2), torch.zeros(n, 0), views
     )
 

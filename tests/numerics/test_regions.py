@@ -20,7 +20,7 @@ from diffrl.methods.marble.bank import columns_of, loss_slopes
 from diffrl.methods.nft.objective import NFT
 from diffrl.methods.rwr.objective import Regression
 from diffrl.methods.shared.regions import Regions, SpatialRows, centred_cells
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 from diffrl.objectives.rows import Rows
 from diffrl.records import checkpoint
 from diffrl.records.tracking import read_metrics
@@ -47,11 +47,11 @@ def rows_of(cells: Tensor | None, advantages: Tensor) -> tuple[Any, Rows, Tensor
         velocity = v if policy.name is None else v_old
         return Prediction(x0=x_t - t[:, None, None, None] * velocity, eps=eps, v=velocity)
 
-    def using(name: str) -> Any:
+    def adapter(name: str) -> Any:
         policy.name = name
         return _Leaving(policy)
 
-    policy: Any = SimpleNamespace(process=process, predict=predict, using=using, name=None)
+    policy: Any = SimpleNamespace(process=process, predict=predict, adapter=adapter, name=None)
     rows = SpatialRows(
         x0=x0,
         x_t=x_t,
@@ -153,7 +153,7 @@ def test_a_cells_advantage_is_that_of_its_score_at_the_groups_statistics(std: An
     rule = AdvantageRule(std)
     if mode is not None:
         rule = replace(rule, columns=columns_of(mode, True))
-    scored = Scored(scores, weights, groups, torch.zeros(8, 1), torch.zeros(8, 0))
+    scored = ScoredBatch(scores, weights, groups, torch.zeros(8, 1), torch.zeros(8, 0))
     regions = Regions([1], ["mapped"])
     regions.see(rule, scored)
     rollout: Any = SimpleNamespace(latents=torch.zeros(8, 1, 4, 4), maps={"mapped": maps}, first=0)

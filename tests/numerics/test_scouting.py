@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from diffrl.methods.scout import Scouting, break_even, extremes, spread
-from diffrl.rewards.compose import Composition
+from diffrl.methods.scout import CandidateSelection, break_even, extremes, spread
+from diffrl.rewards.compose import ScoreTransform
 from diffrl.stats import rank_correlation
 
 
@@ -28,7 +28,9 @@ def test_scouts_of_several_rewards_are_ranked_by_their_weighted_sum() -> None:
     """Two rewards, one of which counts down and ten times as much; what is watched behind them counts for nothing."""
     processes, weights = SimpleNamespace(gather=lambda rows: rows), torch.tensor([1.0, -10.0])
     rollouts: Any = SimpleNamespace(processes=processes, group_size=2)
-    scouting = Scouting(rollouts, Composition(["a", "b", "watched"], {}), weights, candidates=4, steps=1, cost=2.0)
+    scouting = CandidateSelection(
+        rollouts, ScoreTransform(["a", "b", "watched"], {}), weights, candidates=4, steps=1, cost=2.0
+    )
     scores = torch.tensor(
         [[9.0, 0.5, 0], [0, 0, 50], [1, 0, 0], [4, 1, 99], [0, 3, 0], [9, 1, 0], [0, 1, 0], [5, 1, 7]]
     )

@@ -213,7 +213,7 @@ def test_a_moved_theta_is_compared_with_the_snapshot(policy: Policy) -> None:
             phi, log_normalised = objective.scalars(policy, rows), guarded.scalars(policy, others)[:, 0]
             means = []
             for name in ("default", "old"):
-                with policy.using(name):
+                with policy.adapter(name):
                     means.append(policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v.double())
         loss, stopped = 0.0, {1: [], -1: []}
         for i, (sample, number) in enumerate(PAIRS.tolist()):

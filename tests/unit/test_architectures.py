@@ -7,7 +7,7 @@ import yaml
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.memory.hollow import architecture, hollow_backbone
+from diffrl.memory.meta_modules import architecture, meta_backbone
 from diffrl.resources import shipped_configs
 
 RECIPES = shipped_configs()
@@ -43,7 +43,7 @@ EACH = [pytest.param(name, marks=[] if name in COVERING else [pytest.mark.long])
 
 @pytest.mark.parametrize("name", EACH)
 def test_it_has_as_many_parameters_as_published(name: str) -> None:
-    backbone = hollow_backbone(load_config(name))
+    backbone = meta_backbone(load_config(name))
     low, high = PARAMETERS[name]
     assert low <= sum(p.numel() for p in backbone.network.parameters()) <= high
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.continuations import tail_sigmas, thinned
+from diffrl.continuations import subsample_schedule, tail_sigmas
 from diffrl.denoising import SamplePlan
-from diffrl.methods.branches.plan import Branches, strided
-from diffrl.methods.dense.plan import Gains
-from diffrl.methods.tree.plan import Tree
+from diffrl.methods.branches.plan import BranchPlan, every_kth
+from diffrl.methods.dense.plan import PerStepViews
+from diffrl.methods.tree.plan import TreePlan
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.samplers import euler_step, gaussian_log_prob, sde_kernel
 from tests.unit.test_rollout import PROMPTS, Known, close
@@ -48,12 +48,12 @@ def walk(found: Rollout, x: Tensor, levels: list[float]) -> Tensor:
 
 
 def test_parts_of_the_schedule() -> None:
-    assert strided(LEVELS, 1, 1) == LEVELS[1:] and strided(LEVELS, 1, 2) == [0.8, 0.6, 0.0]
-    assert strided(LEVELS, 0, 2) == [1.0, 0.8, 0.4, 0.0] and strided(LEVELS, 0, 9) == [1.0, 0.0]
-    assert strided(LEVELS, 4, 3) == [0.2, 0.0] and strided(LEVELS, 5, 1) == [0.0]
+    assert every_kth(LEVELS, 1, 1) == LEVELS[1:] and every_kth(LEVELS, 1, 2) == [0.8, 0.6, 0.0]
+    assert every_kth(LEVELS, 0, 2) == [1.0, 0.8, 0.4, 0.0] and every_kth(LEVELS, 0, 9) == [1.0, 0.0]
+    assert every_kth(LEVELS, 4, 3) == [0.2, 0.0] and every_kth(LEVELS, 5, 1) == [0.0]
     assert tail_sigmas(LEVELS, 1, 0.5) == [0.8, 0.4, 0.0] and tail_sigmas(LEVELS, 0, 1.0) == LEVELS
     assert tail_sigmas(LEVELS, 3, 0.01) == [0.4, 0.0] and tail_sigmas(LEVELS, 5, 0.5) == [0.0]
-    assert thinned(LEVELS, 0, 2) == [1.0, 0.6, 0.0] and thinned(LEVELS, 2, 9) == LEVELS[2:]
+    assert subsample_schedule(LEVELS, 0, 2) == [1.0, 0.6, 0.0] and subsample_schedule(LEVELS, 2, 9) == LEVELS[2:]
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -72,7 +72,7 @@ def test_strides_are_those_of_g2rpos_code(k: int, stride: int) -> None:
         v = velocity(literal, kept[i])
         clean, literal = literal - kept[i] * v, literal + (kept[i + 1] - kept[i]) * v
     x = 0.4
-    for t, t_next in pairwise(strided(sigma, k + 1, stride)):
+    for t, t_next in pairwise(every_kth(sigma, k + 1, stride)):
         x += (t_next - t) * velocity(x, t)
     assert x == pytest.approx(clean, rel=1e-12)
 
@@ -80,7 +80,7 @@ def test_strides_are_those_of_g2rpos_code(k: int, stride: int) -> None:
 @pytest.mark.parametrize("common", [True, False])
 def test_a_view_is_the_ode_from_the_state_and_its_first_forward_is_the_steps_own(common: bool) -> None:
     model = Known()
-    found, views = draw(Gains(common), policy=model)
+    found, views = draw(PerStepViews(common), policy=model)
     assert views.shape[:2] == (24, 5 + (not common))
     levels = found.schedule.tolist()
     for v in range(views.shape[1]):
@@ -96,7 +96,7 @@ def test_a_view_is_the_ode_from_the_state_and_its_first_forward_is_the_steps_own
 
 
 def test_branches_are_single_steps_from_one_path() -> None:
-    model, plan = Known(), Branches(seeds=2, steps=(0, 2, 3), strides=(1, 2))
+    model, plan = Known(), BranchPlan(seeds=2, steps=(0, 2, 3), strides=(1, 2))
     found, views = draw(plan, policy=model)
     steps, levels = found.trajectory, found.schedule.tolist()
     assert views.shape[:2] == (24, 6) and steps.t[0].tolist() == [levels[0], levels[2], levels[3]]
@@ -109,13 +109,13 @@ def test_branches_are_single_steps_from_one_path() -> None:
                                found.t_second, found.process)  # fmt: skip
         close(gaussian_log_prob(steps.x_next[:, k], mean, std).detach(), steps.log_prob[:, k])
         for place, stride in enumerate(plan.strides):
-            close(views[:, 2 * k + place], walk(found, steps.x_next[:, k], strided(levels, i + 1, stride)))
+            close(views[:, 2 * k + place], walk(found, steps.x_next[:, k], every_kth(levels, i + 1, stride)))
     # 6 paths to step 3, then 4 and 2 forwards from level 1, 2 and 1 from level 3, 1 and 1 from level 4
     assert found.forwards == 6 * 4 + 24 * (4 + 2 + 2 + 1 + 1 + 1) == sum(call["size"] for call in model.calls)
 
 
 def test_one_step_of_one_path_is_the_plain_rollout_with_that_window() -> None:
-    found, views = draw(Branches(1, (1,)))
+    found, views = draw(BranchPlan(1, (1,)))
     plain, image = draw(None, SPEC.model_copy(update={"window": 1, "window_range": (1, 2)}))
     close(views, image)
     close(found.trajectory.x_next, plain.trajectory.x_next)
@@ -125,13 +125,13 @@ def test_one_step_of_one_path_is_the_plain_rollout_with_that_window() -> None:
 
 def test_without_noise_a_path_has_one_image() -> None:
     levels = (1e-30,) * 5
-    _, views = draw(Branches(1, (0, 1), (1, 2)), SPEC.model_copy(update={"sampler": "dance"}).with_levels(levels))
+    _, views = draw(BranchPlan(1, (0, 1), (1, 2)), SPEC.model_copy(update={"sampler": "dance"}).with_levels(levels))
     groups = views.unflatten(0, (3, 8))
     assert torch.equal(groups, groups[:, :1].expand_as(groups))
 
 
 def test_a_tree_shares_its_edges() -> None:
-    model, plan = Known(), Tree((0, 2, 3))
+    model, plan = Known(), TreePlan((0, 2, 3))
     found, _ = draw(plan, policy=model)
     assert [plan.nodes(i) for i in range(5)] == [2, 2, 4, 8, 8]
     # a split's edges leave from the nodes before it: 1, 2, 2, 4 and 8 forwards a tree
@@ -149,15 +149,15 @@ def test_a_tree_shares_its_edges() -> None:
 
 
 def test_a_tree_that_splits_at_once_is_the_plain_rollout() -> None:
-    found, _ = draw(Tree((0,), branch=8))
+    found, _ = draw(TreePlan((0,), branch=8))
     plain, _ = draw(None)
     close(found.trajectory.states, plain.trajectory.states)
     close(found.latents, plain.latents)
-    deep, _ = draw(Tree((0, 1, 4)))
+    deep, _ = draw(TreePlan((0, 1, 4)))
     close(deep.latents[::8], plain.latents[::8])  # the first member leads all of its edges
 
 
-@pytest.mark.parametrize("plan", [Gains(False), Branches(2, (0, 3), (1, 2)), Tree((0, 2, 3))])
+@pytest.mark.parametrize("plan", [PerStepViews(False), BranchPlan(2, (0, 3), (1, 2)), TreePlan((0, 2, 3))])
 @pytest.mark.parametrize("name", ["flow_sde", "cps"])
 def test_views_do_not_depend_on_batches_and_processes(plan: SamplePlan, name: str) -> None:
     spec = SPEC.model_copy(update={"sampler": name})

@@ -17,9 +17,9 @@ from diffrl.config import load_config
 from diffrl.config.methods import Decay
 from diffrl.errors import UserError
 from diffrl.methods.crd.objective import CRD, anchor_strength, external_reward
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.minibatches import optimiser_steps, sample_pairs
-from diffrl.objectives.objective import Step
+from diffrl.objectives.objective import OptimiserStep
 from diffrl.objectives.rows import Rows
 from diffrl.run.train import Run
 
@@ -63,7 +63,7 @@ def gradient(run: Run, accumulation: int, key: int = 0) -> tuple[torch.Tensor, d
     advantages = objective.shaped(SCORED[run])[rollout.first : rollout.first + len(rollout.member)]
     parts = sample_pairs(torch.arange(len(rollout.member)), 3).tensor_split(accumulation)
     objective.on_policy = False
-    objective.before_step(policy, Step(rollout, advantages, parts, (0, key), lambda values: values))
+    objective.before_step(policy, OptimiserStep(rollout, advantages, parts, (0, key), lambda values: values))
     for part in parts:
         rows = objective.batch(rollout, advantages, part, (0, key))
         run.loop.gradients.add(objective, policy, rows, len(rollout.member) * 3, run.loop.scaler)
@@ -73,7 +73,7 @@ def gradient(run: Run, accumulation: int, key: int = 0) -> tuple[torch.Tensor, d
 
 
 ROLLOUTS: dict[Run, Any] = {}
-SCORED: dict[Run, Scored] = {}
+SCORED: dict[Run, ScoredBatch] = {}
 
 
 def prepared(config_file: Any, overrides: list[str], columns: int = 1) -> Run:
@@ -86,7 +86,7 @@ def prepared(config_file: Any, overrides: list[str], columns: int = 1) -> Run:
     scores[8:, 1:] = torch.nan
     run.objective.rule = replace(run.objective.rule, columns="each" if columns > 1 else "rewards")
     ROLLOUTS[run] = rollout
-    SCORED[run] = Scored(scores, torch.ones(columns), torch.arange(16) // 4, features, torch.zeros(16, 0))
+    SCORED[run] = ScoredBatch(scores, torch.ones(columns), torch.arange(16) // 4, features, torch.zeros(16, 0))
     return run
 
 
@@ -108,7 +108,9 @@ def test_a_constant_per_prompt_changes_no_gradient_to_the_bit(config_file) -> No
     quarters = (scored.scores * 4).round() / 4
     gradients = []
     for constants in (0.0, torch.tensor([[0.0], [64.0], [-3.0], [0.5]]).repeat_interleave(4, 0)):
-        SCORED[run] = Scored(quarters + constants, scored.weights, scored.groups, scored.features, scored.auxiliary)
+        SCORED[run] = ScoredBatch(
+            quarters + constants, scored.weights, scored.groups, scored.features, scored.auxiliary
+        )
         gradients.append(gradient(run, 2)[0])
     assert torch.equal(*gradients)
 
@@ -160,9 +162,9 @@ def test_the_anchor_is_the_guided_pretrained_model_by_reward(config_file) -> Non
     advantages = objective.shaped(SCORED[run])
     rows = objective.rows(rollout, advantages, sample_pairs(torch.arange(4), 3), (0, 0))
     objective.scalars(policy, rows)
-    with torch.no_grad(), policy.using(None):
+    with torch.no_grad(), policy.adapter(None):
         guided = policy.predict(rows.x_t, rows.t, rows.cond, 4.5).v
-    with torch.no_grad(), policy.using("old"):
+    with torch.no_grad(), policy.adapter("old"):
         plain = policy.predict(rows.x_t, rows.t, rows.cond).v
     kl = (rows.prediction.v - guided).square().flatten(1).mean(1)
     strength = anchor_strength(external_reward(advantages[:4, 0], 5.0), 1e-4, 0.2).repeat(3)

@@ -27,7 +27,7 @@ PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 
 
 # Nothing else of it is asked for where `drawn` draws pictures of 2 x 2 pixels.
-POLICY: Any = SimpleNamespace(together=nullcontext, latent_shape=(4, 1, 1), backbone=SimpleNamespace(scale=2))
+POLICY: Any = SimpleNamespace(uneven_forwards=nullcontext, latent_shape=(4, 1, 1), backbone=SimpleNamespace(scale=2))
 
 
 def evaluator(judge: Any, per_prompt: int = 4, batch_size: int = 3, accelerator: Any = None) -> Evaluator:

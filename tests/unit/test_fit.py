@@ -17,8 +17,8 @@ from diffrl.memory import advice, fit
 from diffrl.memory.advice import advise
 from diffrl.memory.buffers import Alive, held
 from diffrl.memory.counted import Counted, _between
-from diffrl.memory.phases import Count, Phases
 from diffrl.memory.selection import rollout_forwards
+from diffrl.memory.step_profile import Count, StepProfile
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.run.train import Run
@@ -82,7 +82,7 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
     assert found.work["sampling"] == pytest.approx(
         counter.get_total_flops() * images * config.rollout.steps / batch, rel=0.05
     )
-    latents = x[: Phases(policy.backbone, config).chunk]
+    latents = x[: StepProfile(policy.backbone, config).chunk]
     with FlopCounterMode(display=False) as counter:
         policy.decode(latents)
     assert found.work["decoding"] == pytest.approx(counter.get_total_flops() * images / len(latents), rel=0.05)
@@ -172,8 +172,8 @@ def test_rows_between_two_counts_follow_from_them(
     rollout = {"resolution": 16, "guidance_scale": guidance}
     path = config_file("run", model=str(MODELS[family](tmp_path / family)), rollout=rollout)
     configs = [load_config(path, [f"optimise.micro_batch={rows}"]) for rows in (24, 2, 8, 3)]
-    alone, counted, ran, train = [fit.estimate(one) for one in configs], Counted(), [], Phases.train
-    monkeypatch.setattr(Phases, "train", lambda own, rows, *others: ran.append(rows) or train(own, rows, *others))
+    alone, counted, ran, train = [fit.estimate(one) for one in configs], Counted(), [], StepProfile.train
+    monkeypatch.setattr(StepProfile, "train", lambda own, rows, *others: ran.append(rows) or train(own, rows, *others))
     assert [fit.estimate(one, counted=counted) for one in configs] == alone
     assert ran == [24, 2]
 

@@ -19,9 +19,9 @@ from diffrl.errors import UserError
 from diffrl.methods.gardo.gallery import Gallery, gallery
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.methods.nft.objective import NFT
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Step
+from diffrl.objectives.objective import OptimiserStep
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
@@ -60,15 +60,15 @@ def gardo_of(run: Run) -> Gardo:
     return gardo
 
 
-def first_step(run: Run) -> tuple[Gardo, Step]:
+def first_step(run: Run) -> tuple[Gardo, OptimiserStep]:
     """A rollout of a policy that has left its reference, judged, and one optimiser step before its first backward."""
     gardo = gardo_of(run)
     scramble(run.policy)
     run.objective.after_step(run.policy, 1)
     rollout, scores, features = run.loop.source(0)
-    scored = Scored(scores[:, :1], torch.ones(1), torch.arange(16) // 4, features, scores[:, 1:])
+    scored = ScoredBatch(scores[:, :1], torch.ones(1), torch.arange(16) // 4, features, scores[:, 1:])
     parts = sample_pairs(torch.arange(16), run.objective.rows_per_sample(rollout)).split(8)
-    step = Step(rollout, run.objective.shaped(scored), parts, (0, 0, 0), lambda values: values)
+    step = OptimiserStep(rollout, run.objective.shaped(scored), parts, (0, 0, 0), lambda values: values)
     run.objective.before_step(run.policy, step)
     gardo.before_step(run.policy, step)
     return gardo, step
@@ -210,7 +210,7 @@ def test_auxiliary_rewards_are_scored_on_training_images_and_not_optimised(make)
 
 def test_an_auxiliary_reward_of_which_less_is_better_counts_the_other_way() -> None:
     proxy, auxiliary = torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([[3.0], [1.0], [2.0]])
-    scored = Scored(proxy, torch.ones(1), torch.zeros(3, dtype=torch.int64), torch.eye(3), auxiliary)
+    scored = ScoredBatch(proxy, torch.ones(1), torch.zeros(3, dtype=torch.int64), torch.eye(3), auxiliary)
     judged = []
     for lower in ([], ["a"]):
         gardo = Gardo(NFT(), auxiliary=["a"], lower=lower)
@@ -362,7 +362,7 @@ def test_a_rule_that_most_images_pass_is_penalised_on_the_gates_share(make) -> N
     order, chosen = torch.arange(16).flip(0), []
     for places in (torch.arange(16), order):
         tables = (values[places] for values in (features, auxiliary))
-        scored = Scored(proxy[places], torch.ones(1), places // 4, *tables, names=[names[i] for i in places])
+        scored = ScoredBatch(proxy[places], torch.ones(1), places // 4, *tables, names=[names[i] for i in places])
         gardo.see_epoch(scored)
         assert gardo.judged is not None
         chosen.append(gardo.judged.gate[places.argsort()])

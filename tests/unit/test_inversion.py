@@ -28,7 +28,7 @@ class Gaussian:
         self.process, self.c = process, c
         self.forwards = 0
 
-    def using(self, name: str | None) -> Any:
+    def adapter(self, name: str | None) -> Any:
         assert name == "default"
         return torch.no_grad()
 

@@ -76,8 +76,8 @@ def test_every_lora_parameter_moves_and_nothing_else(config_file) -> None:
 
 def test_average_and_old_follow_per_optimiser_step_not_per_micro_batch(config_file, monkeypatch) -> None:
     calls: list[tuple[str, float]] = []
-    follow = Policy.follow
-    monkeypatch.setattr(Policy, "follow", lambda self, n, d: (calls.append((n, d)), follow(self, n, d))[1])
+    follow = Policy.ema_update
+    monkeypatch.setattr(Policy, "ema_update", lambda self, n, d: (calls.append((n, d)), follow(self, n, d))[1])
     run = make(config_file, ["optimise.micro_batch=0.25", "nft.old=[0, 0.25, 0.001, 0.5]"])
     run.loop.run_epoch(0)
     assert calls == [("ema", 0.9), ("ema", 0.9), ("old", 0.25 + 0.001 * 2)]

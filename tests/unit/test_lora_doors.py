@@ -55,7 +55,7 @@ def teacher(write: Any, file: Path, out: Path) -> Any:
     config = load_config(write("taught", objective="opd", opd={"teachers": {"a": {"lora": str(file)}}}))
     policy = load_policy(config.model, lora=SPEC)
     load_teachers(config, policy, ["teacher"])
-    with policy.using("teacher"):
+    with policy.adapter("teacher"):
         return velocity(policy)
 
 

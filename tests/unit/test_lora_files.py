@@ -197,7 +197,7 @@ def test_a_lora_of_text_encoders_is_worn_and_the_base_is_drawn_without(
     assert (theirs - pipe(**arguments).images).abs().max() > 0.01, "the encoders' part has to show"
     mine = load_policy(model, start=tmp_path / "kohya.safetensors", resolution=16)
     assert (draw(mine, latents, 4, 3.5) - theirs).abs().max() < 1e-3
-    with mine.using(None):
+    with mine.adapter(None):
         assert (draw(mine, latents, 4, 3.5) - before).abs().max() < 1e-3
     # in merged weights: diffrl's file of both parts, and the tool's own
     export_merged(model, tmp_path / "out", loras=[(str(tmp_path / "kohya.safetensors"), 1.0)], shard=20_000)

@@ -14,9 +14,9 @@ from diffrl.advantages import decoupled_advantages, group_advantages
 from diffrl.config import Config, load_config
 from diffrl.config.schema import config_class
 from diffrl.errors import UserError
-from diffrl.methods.marble.bank import Bank, columns_of
+from diffrl.methods.marble.bank import PerRewardGradients, columns_of
 from diffrl.methods.marble.combiner import Marble
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 from diffrl.objectives.gradients import SumOfLosses
 from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.records.tracking import Tracker
@@ -28,8 +28,8 @@ GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])
 TWO = {"rewards": {"one": {"plugin": "x.py:X"}, "two": {"plugin": "y.py:Y"}}}
 
 
-def scored(weights: tuple[float, float] = (1.0, -2.0)) -> Scored:
-    return Scored(SCORES, torch.tensor(weights), GROUPS, torch.zeros(6, 0), torch.zeros(6, 0))
+def scored(weights: tuple[float, float] = (1.0, -2.0)) -> ScoredBatch:
+    return ScoredBatch(SCORES, torch.tensor(weights), GROUPS, torch.zeros(6, 0), torch.zeros(6, 0))
 
 
 def config(**marble: Any) -> Config:
@@ -99,7 +99,7 @@ def test_bad_configs_are_named(config_file, overrides: list[str], message: str) 
 
 def finished(marble: Marble, gradients: torch.Tensor, signal: list[float] | None = None) -> torch.Tensor:
     """d for made-up gradients (K, size) of the step's rewards."""
-    marble._bank = Bank(gradients.clone(), torch.tensor(signal or [1.0] * len(gradients)))
+    marble._bank = PerRewardGradients(gradients.clone(), torch.tensor(signal or [1.0] * len(gradients)))
     parameter = torch.nn.Parameter(torch.zeros(gradients.shape[1]))
     marble.finish([parameter], None)
     assert parameter.grad is not None

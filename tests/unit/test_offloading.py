@@ -17,7 +17,7 @@ from diffrl.errors import UserError
 from diffrl.memory.advice import advise
 from diffrl.memory.buffers import Alive
 from diffrl.memory.fit import APART, CONTEXT, REWARDS, SCORING, SLACK, Fit, estimate
-from diffrl.memory.rewards import RATE, judges_of
+from diffrl.memory.reward_memory import RATE, reward_memory
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.prompts import Prompt
@@ -144,7 +144,7 @@ def test_doctor_counts_rewards_where_they_stand(config_file: Any, sized: str) ->
 
 def test_alike_rewards_are_counted_once_and_offloaded_together(config_file: Any, sized: str) -> None:
     twice = [f"watch.{name}.plugin={sized}" for name in ("sized", "again")]
-    judges = judges_of(load_config(config_file("run"), twice))
+    judges = reward_memory(load_config(config_file("run"), twice))
     assert list(judges.resident.values()) == [16 * MIB]
     assert set(judges.keys) == {"watch.sized.offload", "watch.again.offload"}
 
@@ -163,7 +163,9 @@ def test_rewards_make_way_where_they_must(config_file: Any, sized: str) -> None:
 
 def test_rewards_that_learn_or_judge_batches_are_counted_and_stay(config_file: Any) -> None:
     names = ("adversarial_preference", "vendi", "preference")
-    found = judges_of(load_config(config_file("run", model="playground"), [f"rewards.{n}.device=cuda" for n in names]))
+    found = reward_memory(
+        load_config(config_file("run", model="playground"), [f"rewards.{n}.device=cuda" for n in names])
+    )
     assert set(names) <= found.resident.keys() and not set(found.unknown) & set(names)
     assert set(found.keys) & {f"rewards.{name}.offload" for name in names} == {"rewards.preference.offload"}
 

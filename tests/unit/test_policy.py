@@ -15,7 +15,8 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import hub_failure
-from diffrl.policy import Conditioning, Policy, load_policy, texts
+from diffrl.policy import Conditioning, Policy, load_policy
+from diffrl.policy import text_cache as texts
 from diffrl.samplers import euler_step
 from diffrl.worlds import worlds
 
@@ -113,7 +114,7 @@ def test_without_lora_it_is_the_plain_transformer(policy: Policy, model: str) ->
         plain = transformer(x, cond.embeds, cond.pooled, t * 1000, return_dict=False)[0]
     assert torch.equal(velocity(policy), plain), "B starts at zero: a new LoRA changes nothing"
     scramble(policy)
-    with policy.using(None):
+    with policy.adapter(None):
         assert torch.equal(velocity(policy), plain)
     assert (velocity(policy) - plain).abs().max() > 0.05
 

@@ -48,17 +48,17 @@ def test_using_a_snapshot_and_restoring(policy: Policy) -> None:
     scramble(policy, seed=5)
     new = velocity(policy)
     assert (old - new).abs().max() > 0.05
-    with policy.using("old"):
+    with policy.adapter("old"):
         assert torch.equal(velocity(policy), old)
-        with policy.using(None):
+        with policy.adapter(None):
             assert not torch.equal(velocity(policy), old)
-        with policy.using("default"):
+        with policy.adapter("default"):
             assert torch.equal(velocity(policy), new)
         assert torch.equal(velocity(policy), old)
-    with pytest.raises(RuntimeError, match="boom"), policy.using("old"):
+    with pytest.raises(RuntimeError, match="boom"), policy.adapter("old"):
         raise RuntimeError("boom")
     assert torch.equal(velocity(policy), new)
-    with pytest.raises(ValueError, match=r'no LoRA snapshot "odl" \(nearest: "old"\)'), policy.using("odl"):
+    with pytest.raises(ValueError, match=r'no LoRA snapshot "odl" \(nearest: "old"\)'), policy.adapter("odl"):
         pass
 
 
@@ -70,7 +70,7 @@ def test_switching_neither_copies_nor_touches_requires_grad(policy: Policy) -> N
 
     before = picture()
     for name in ("old", None, "default"):
-        with policy.using(name):
+        with policy.adapter(name):
             assert picture() == before
     assert picture() == before
 
@@ -84,7 +84,7 @@ def test_backward_after_switching_has_the_same_gradients(policy: Policy) -> None
     def gradients(switch: bool) -> list[Tensor]:
         v = policy.predict(*arguments).v
         if switch:
-            with torch.no_grad(), policy.using("old"):
+            with torch.no_grad(), policy.adapter("old"):
                 policy.predict(*arguments)
         return list(torch.autograd.grad(v.square().mean(), [p for _, p in policy.trainable]))
 
@@ -102,12 +102,12 @@ def test_follow_copy_and_state(policy: Policy, tmp_path: Path) -> None:
     old = policy.state("old")
     scramble(policy, seed=2)
     new = policy.state("default")
-    policy.follow("old", 1.0)
+    policy.ema_update("old", 1.0)
     assert all(torch.equal(v, old[k]) for k, v in policy.state("old").items())
-    policy.follow("old", 0.9)
+    policy.ema_update("old", 0.9)
     for key, value in policy.state("old").items():
         torch.testing.assert_close(value, 0.9 * old[key] + 0.1 * new[key])
-    policy.follow("old", 0.0)
+    policy.ema_update("old", 0.0)
     assert all(torch.equal(v, new[k]) for k, v in policy.state("old").items())
     save_file(old, tmp_path / "old.safetensors")
     policy.load_state("old", load_file(tmp_path / "old.safetensors"))

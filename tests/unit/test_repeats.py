@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from diffrl.config import load_config
-from diffrl.memory import fit, phases
+from diffrl.memory import fit
+from diffrl.memory import step_profile as phases
 from diffrl.memory.buffers import Alive
 from diffrl.memory.repeats import repeated, runs
 

@@ -14,7 +14,7 @@ from diffrl.config import dump, load_config
 from diffrl.config.help import help_config
 from diffrl.errors import UserError
 from diffrl.rewards.compose import (
-    Composition,
+    ScoreTransform,
     bound,
     clip,
     confidence,
@@ -59,19 +59,19 @@ def test_a_judge_that_disagrees_takes_the_signal_away() -> None:
     assert abs(found[3] - 2.5) < abs(found[0] - 2.5), "the best by one judge alone"
     same(confidence(column, column * 3 + 1, groups), *column.tolist())
     same(confidence(column, torch.full((7,), NAN), groups), *column.tolist())
-    composed = Composition(["a", "b"], {"a": {"confidence": {"by": "b"}}}, 1)(torch.stack([column, by], 1), groups)
+    composed = ScoreTransform(["a", "b"], {"a": {"confidence": {"by": "b"}}}, 1)(torch.stack([column, by], 1), groups)
     same(composed[:, 0], *found.tolist())
     assert in_order({"a": {"confidence": {"by": "b"}}, "b": {"modulate": {"by": "c"}}, "c": {}}) == ["c", "b", "a"]
 
 
 def test_a_bounded_reward_is_one_half_at_its_reference() -> None:
     same(bound(torch.tensor([2.0, 4.0, NAN]), at=2.0, scale=2.0), 0.5, 1 / (1 + math.exp(-1)), NAN)
-    composition = Composition(["a"], {"a": {"bound": {}}})
+    composition = ScoreTransform(["a"], {"a": {"bound": {}}})
     groups = torch.zeros(2, dtype=torch.int64)
     first = composition(torch.tensor([[1.0], [3.0]]), groups)
     same(first[:, 0], 1 / (1 + math.e), math.e / (1 + math.e))
     same(composition(torch.tensor([[2.0], [2.0]]), groups)[:, 0], 0.5, 0.5)  # the first epoch's mean stays
-    again = Composition(["a"], {"a": {"bound": {}}})
+    again = ScoreTransform(["a"], {"a": {"bound": {}}})
     again.load_state_dict(composition.state_dict())
     same(again(torch.tensor([[2.0], [NAN]]), groups)[:, 0], 0.5, NAN)
 
@@ -82,14 +82,14 @@ def test_steps_have_one_order_and_read_others_after_their_own_steps() -> None:
         "a": {"modulate": {"by": "b", "base": 0.0}, "bound": {"at": 5.0}, "clip": {"high": 6.0}},
         "b": {"clip": {"low": 0.0, "high": 1.0}},
     }
-    composed = Composition(["a", "b", "c"], steps, returned=1)(scores, torch.zeros(3, dtype=torch.int64))
+    composed = ScoreTransform(["a", "b", "c"], steps, returned=1)(scores, torch.zeros(3, dtype=torch.int64))
     same(composed[:, 0], 0, 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-1)))  # clipped before bounded, times b, clipped
     assert composed.shape == (3, 1) and scores[1, 0] == 9  # the measured scores stay what they are
 
 
 def test_no_steps_change_nothing() -> None:
     scores = torch.tensor([[1.0, NAN], [2.0, 3.0]])
-    torch.testing.assert_close(Composition(["a", "b"], {})(scores, torch.zeros(2)), scores, equal_nan=True)
+    torch.testing.assert_close(ScoreTransform(["a", "b"], {})(scores, torch.zeros(2)), scores, equal_nan=True)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -98,7 +98,7 @@ def test_no_step_makes_a_number_of_a_nan_or_a_nan_of_a_number(step: str) -> None
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(40, 2, generator=generator)
     scores[torch.rand(40, 2, generator=generator) < 0.4] = NAN
-    composed = Composition(["a", "b"], {"a": {step: arguments.get(step, {})}})(scores, torch.arange(40) // 4)
+    composed = ScoreTransform(["a", "b"], {"a": {step: arguments.get(step, {})}})(scores, torch.arange(40) // 4)
     assert torch.equal(composed.isnan(), scores.isnan())
 
 

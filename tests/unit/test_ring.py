@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from diffrl.methods.dpo.objective import DPO
-from diffrl.methods.dpo.ring import Ring
+from diffrl.methods.dpo.reference_history import ReferenceHistory
 
 
 class States:
     """A policy whose LoRA is a number, the step; untrained ones are 0."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: ReferenceHistory) -> None:
         self.kept = dict.fromkeys(ring.names, 0)
         self.step = 0
 
-    def follow(self, name: str, decay: float) -> None:
+    def ema_update(self, name: str, decay: float) -> None:
         assert decay == 0.0
         self.kept[name] = self.step
 
 
 def chosen(size: int, every: int, steps: int, seed: int = 0, an_epoch: int = 5) -> list[tuple[int, int]]:
     """(step, the state drawn) after each epoch."""
-    ring = Ring(size, every, seed)
+    ring = ReferenceHistory(size, every, seed)
     policy, result = States(ring), []
     for step in range(1, steps + 1):
         policy.step = step
@@ -61,7 +61,7 @@ def test_the_reference_draws_the_images_and_is_in_the_state() -> None:
 
     class Still(States):
         def __init__(self) -> None: ...
-        def follow(self, name: str, decay: float) -> None: ...
+        def ema_update(self, name: str, decay: float) -> None: ...
 
     policy: Any = Still()
     for step in range(1, 9):

@@ -87,7 +87,7 @@ class Known:
         return 3 * u / (1 + 2 * u)
 
     @contextmanager
-    def using(self, name: str | None) -> Iterator[None]:
+    def adapter(self, name: str | None) -> Iterator[None]:
         before, self.active = self.active, name
         try:
             yield

@@ -16,7 +16,7 @@ from diffrl.config import load_config
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.memory import fit, texts
-from diffrl.memory.hollow import hollow_backbone
+from diffrl.memory.meta_modules import meta_backbone
 from diffrl.policy import load_policy
 
 UNGUIDED = {"do_classifier_free_guidance": False}
@@ -65,7 +65,7 @@ def test_doctor_counts_this_length(config_file, tmp_path: Path) -> None:
     for length in (8, 512):
         file = config_file("run", model=folder, rollout={"resolution": 16}, objective="rwr", text_length=length)
         config = load_config(file)
-        shapes.append(hollow_backbone(config).text_shape[0])
+        shapes.append(meta_backbone(config).text_shape[0])
         found.append(fit.estimate(config))
     assert shapes == [16 + 8, 16 + 512]
     short, long = found
@@ -102,7 +102,7 @@ def test_doctor_counts_the_longest_prompt_where_texts_keep_their_lengths(
 ) -> None:
     folder, (prompts, lines) = model(name, tmp_path / name), prompts_of(tmp_path)
     file = config_file("run", model=folder, prompts=prompts, rollout={"resolution": 32}, objective="rwr")
-    hollow, backbone = hollow_backbone(load_config(file)), load_policy(folder).backbone
+    hollow, backbone = meta_backbone(load_config(file)), load_policy(folder).backbone
     lengths = [backbone.encode(text, torch.device("cpu")).embeds.shape[1] for text in lines]
     assert hollow.prompts_length == hollow.max_length == max(lengths) > lengths[0]
     assert hollow.blank(2, torch.float32).embeds.shape[1] == max(lengths)

@@ -15,11 +15,12 @@ from torch import nn
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.policy import Conditioning, Policy, load_policy, textfiles, texts
+from diffrl.policy import Conditioning, Policy, load_policy, textfiles
+from diffrl.policy import text_cache as texts
+from diffrl.policy.text_cache import visiting
 from diffrl.policy.textfiles import TextFiles
-from diffrl.policy.texts import visiting
-from diffrl.run.ahead import Ahead
 from diffrl.run.device import prepare_engine
+from diffrl.run.prefetch import TextPrefetcher
 from diffrl.run.train import Run, train
 
 
@@ -54,13 +55,13 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str | None]]:
 
 def test_a_run_encodes_everything_once_and_before_it_trains(config_file: Any, encoded: Counter[str | None]) -> None:
     run = Run(load_config(config_file()))
-    run.ahead.before(0)
+    run.prefetcher.ensure(0)
     assert run.policy.texts.visits == 1
     before = dict(encoded)
     assert set(encoded.values()) == {1} and {p.text for p in run.source.stream.prompts} <= set(encoded)
     run.loop.run_epoch(0)
     run.evaluation.scores()
-    run.ahead.before(1)
+    run.prefetcher.ensure(1)
     assert encoded == before and run.policy.texts.visits == 1
     assert not (run.folder.path / "texts").exists()
     run.close()
@@ -79,8 +80,10 @@ def test_beyond_main_memory_it_encodes_stretches_into_files(
     row = policy.backbone.blank(1, torch.float32).nbytes
     monkeypatch.setattr(texts, "CACHE_BYTES", 6 * row)
     folders: list[int] = []
-    end = Ahead.end
-    monkeypatch.setattr(Ahead, "end", lambda self: (folders.append(len(list(self.files.folder.iterdir()))), end(self)))
+    end = TextPrefetcher.end
+    monkeypatch.setattr(
+        TextPrefetcher, "end", lambda self: (folders.append(len(list(self.files.folder.iterdir()))), end(self))
+    )
     train(config)
     assert set(encoded.values()) == {1} and len(encoded) >= 4
     # A later stretch has no need of the empty prompt's row.
@@ -99,7 +102,7 @@ def test_two_processes_encode_each_prompt_once(config_file: Any, tmp_path: Path,
     tmp_path.joinpath("shared").mkdir()
     policies = [run.policy, load_policy(run.config.model, lora=SPEC)]
     for rank, policy in enumerate(policies):
-        Ahead(policy, run.source.stream, PROMPTS, 3, process_of(rank), tmp_path / "shared", "key").before(0)
+        TextPrefetcher(policy, run.source.stream, PROMPTS, 3, process_of(rank), tmp_path / "shared", "key").ensure(0)
     everything = [prompt.text for prompt in run.source.stream.prompts]
     assert set(encoded.values()) == {1} and set(encoded) == {"", *PROMPTS, *everything}
     one, two = (policy.encode(everything) for policy in policies)
@@ -124,7 +127,7 @@ def test_files_are_read_only_where_they_are_whole_and_of_this_model(
     assert files.read("one") is None
     files.write("two", row)
     monkeypatch.setattr(textfiles, "FILES_BYTES", 1)
-    files.make_room(["two"], row.nbytes)
+    files.evict(["two"], row.nbytes)
     assert [file.name for file in tmp_path.iterdir()] == [files.path("two").name]
     monkeypatch.setattr(textfiles, "LEFT", 1 << 60)
     files.write("three", row)

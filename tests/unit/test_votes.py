@@ -14,7 +14,7 @@ import torch
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.image_sets.reading import read_set
-from diffrl.methods.votes import agreement, evenly
+from diffrl.methods.votes import agreement, linspace_indices
 from diffrl.records import ballots
 from diffrl.records.groups import ImageGroup
 from diffrl.reward_tools.check import examine
@@ -159,4 +159,8 @@ def test_configs_that_would_ask_nobody_are_refused(changes: list[str], said: str
 
 
 def test_groups_are_spread_evenly() -> None:
-    assert evenly(3, 8) == [0, 1, 2] and evenly(8, 4) == [0, 2, 4, 6] and evenly(10, 3) == [0, 3, 6]
+    assert (
+        linspace_indices(3, 8) == [0, 1, 2]
+        and linspace_indices(8, 4) == [0, 2, 4, 6]
+        and linspace_indices(10, 3) == [0, 3, 6]
+    )

@@ -10,7 +10,7 @@ import torch
 from waits import DEVICE, OnDevice, Waits, marked
 
 from diffrl.config import load_config
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.run.train import Run
 
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "window": 2}, "grpo": {"beta": 0.04}}
@@ -33,7 +33,7 @@ def waits_of(config_file: Any, monkeypatch: Any, method: str, *overrides: str) -
     torch.manual_seed(0)
     scored = torch.randn(len(scores), 1)
     groups = torch.arange(made.total) // run.loop.settings.group_size
-    advantages = run.objective.shaped(Scored(scored, torch.ones(1), groups, scored, scored[:, :0]))
+    advantages = run.objective.shaped(ScoredBatch(scored, torch.ones(1), groups, scored, scored[:, :0]))
     with Waits() as optimise:
         losses, norms = run.loop._optimise(made, advantages, 1)
     run.close()

@@ -30,8 +30,8 @@ from diffrl.config.base import Section
 from diffrl.methods.acflow import ACFlowSection
 from diffrl.methods.acflow.critic import Values
 from diffrl.methods.shared.coupling import own_error
-from diffrl.objectives.advantages import Scored
-from diffrl.objectives.objective import Given, Objective, Step
+from diffrl.objectives.advantages import ScoredBatch
+from diffrl.objectives.objective import BuildContext, Objective, OptimiserStep
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
@@ -83,18 +83,18 @@ class ActorCritic(Objective):
         self._weights: Tensor | None = None  # (n, T, columns) of the step
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> ActorCritic:
+    def of(cls, section: Section, given: BuildContext) -> ActorCritic:
         """With the seed of the critic's first weights."""
         return cls(section, seed=given.config.seed)  # type: ignore[arg-type]
 
-    def advantages(self, scored: Scored) -> Tensor:
+    def advantages(self, scored: ScoredBatch) -> Tensor:
         """(N, columns) shaped scores r~, 0 where a reward does not apply."""
         raw = self.rule(scored)
         self.known = self.rule.known(scored)
         self.scale.see(raw.masked_fill(~self.known, torch.nan))
         return self.scale(raw).nan_to_num(0.0)
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         """W of the step's rows; then the critic learns from their images, whose rewards it has not seen when asked."""
         known = self._local(step, policy)
         weights = known.new_zeros(len(known), self.rows_per_sample(step.rollout), known.shape[1])
@@ -114,7 +114,7 @@ class ActorCritic(Objective):
         self._weights = weights * (count / total.clamp_min(1e-30))
         self.learn(policy, step)
 
-    def learn(self, policy: Policy, step: Step) -> None:
+    def learn(self, policy: Policy, step: OptimiserStep) -> None:
         """`CRITIC_STEPS` of Adam on the step's images, each noised anew at one of its levels."""
         size = max(len(part) for part in step.parts)
         samples, levels = torch.cat(list(step.parts))[:, 0].unique(), self.rows_per_sample(step.rollout)
@@ -132,7 +132,7 @@ class ActorCritic(Objective):
 
             self.values.step(losses(), len(samples), step.reduce)
 
-    def _local(self, step: Step, policy: Policy) -> Tensor:
+    def _local(self, step: OptimiserStep, policy: Policy) -> Tensor:
         """(n, columns) 1 where a reward applies, of this process's images, on the policy's device."""
         assert self.known is not None, "advantages() runs before the first step"
         here = slice(step.rollout.first, step.rollout.first + len(step.rollout.member))

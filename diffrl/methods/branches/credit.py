@@ -22,9 +22,9 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.denoising import SamplePlan
 from diffrl.methods.branches import BranchesSection
-from diffrl.methods.branches.plan import Branches
-from diffrl.methods.shared.credit import by_row, views_of
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.methods.branches.plan import BranchPlan
+from diffrl.methods.shared.credit import advantages_per_step, view_scores
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
@@ -50,18 +50,18 @@ class Branching:
         return 1.0
 
     def plan(self, spec: SamplerSpec) -> SamplePlan:
-        return Branches(self.seeds, self.steps, self.strides)
+        return BranchPlan(self.seeds, self.steps, self.strides)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         return len(self.steps)
 
-    def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
+    def advantages(self, rule: AdvantageRule, scored: ScoredBatch) -> Tensor:
         """Each view by itself, then the sum over the strides of its step."""
         groups = scored.groups
         if self.scope == "seed":
             member = torch.arange(len(groups)) % self.group
             groups = groups * self.seeds + member * self.seeds // self.group
-        each = by_row(rule, scored, views_of(scored), groups)
+        each = advantages_per_step(rule, scored, view_scores(scored), groups)
         return each.unflatten(1, (len(self.steps), len(self.strides))).sum(2)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffrl.objectives.objective import RunningMeans, Step
+from diffrl.objectives.objective import OptimiserStep, RunningMeans
 
 
 def centring_weights(known: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def group_averages(values: Tensor, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Targets:
+class CenteredTargets:
     """What an epoch's advantages say, on the policy's device; by global sample (P, G, ...) or local one (n, ...)."""
 
     advantages: Tensor  # (n, K) that they were made of
@@ -44,7 +44,7 @@ class Targets:
     group: int  # G
 
     @classmethod
-    def of(cls, step: Step, q: Tensor, known: Tensor | None, device: torch.device) -> Targets:
+    def of(cls, step: OptimiserStep, q: Tensor, known: Tensor | None, device: torch.device) -> CenteredTargets:
         """The targets of q (n, K) of the local samples; `known` (N, K): where a reward applies (None: everywhere)."""
         rollout, rewards = step.rollout, q.shape[1]
         prompts, count = len(rollout.prompts), len(rollout.member)
@@ -70,11 +70,11 @@ class Targets:
             group=group,
         )
 
-    def whole(self, step: Step) -> bool:
+    def whole(self, step: OptimiserStep) -> bool:
         """Does every micro-batch hold whole groups? The same on every process, as they lie alike on all of them."""
         return not self.split and all(len(part) % self.group == 0 for part in step.parts)
 
-    def means_of_step(self, r: Tensor, step: Step, means: RunningMeans) -> Tensor:
+    def means_of_step(self, r: Tensor, step: OptimiserStep, means: RunningMeans) -> Tensor:
         """(P, T, K) group means of a step's r (N, T), 0 where other processes have it; logs what r looks like."""
         prompts, per_sample = len(step.rollout.prompts), r.shape[1]
         if self.split:

@@ -21,11 +21,11 @@ from torch import Tensor
 from diffrl.advantages import group_advantages, weighted_sum
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.crd import CRDSection
-from diffrl.methods.crd.centring import Targets
+from diffrl.methods.crd.centring import CenteredTargets
 from diffrl.methods.shared.coupling import velocity_error
 from diffrl.methods.shared.sections import SCHEDULES
-from diffrl.objectives.advantages import Scored
-from diffrl.objectives.objective import Cost, Objective, Step
+from diffrl.objectives.advantages import ScoredBatch
+from diffrl.objectives.objective import Cost, Objective, OptimiserStep
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
@@ -78,11 +78,11 @@ class CRD(Objective):
         self.b, self.adv_clip = keys.b, ADV_CLIP
         self.strength: Tensor | None = None  # (n,) of the KL anchor, if it adapts
         self._overall: Tensor | None = None  # (N,) q of the weighted sum of rewards
-        self._targets: Targets | None = None
+        self._targets: CenteredTargets | None = None
         self._r_mean: Tensor | None = None  # (P, T, K) of the step, where micro-batches split groups
         self._old_error: Tensor | None = None  # (n, T), then too
 
-    def advantages(self, scored: Scored) -> Tensor:
+    def advantages(self, scored: ScoredBatch) -> Tensor:
         """What the rule says; remembers q of the weighted sum for the anchor."""
         total = group_advantages(weighted_sum(scored.scores, scored.weights), scored.groups, self.rule.std)
         self._overall = external_reward(total[:, 0], self.adv_clip)
@@ -92,11 +92,11 @@ class CRD(Objective):
         # Old; and the trained LoRA's own, for means of split groups, both of which are measured before the step.
         return Cost(forwards=2 if split else 1, waiting=not split)
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         """The epoch's targets, once; and the group means of r_theta, unless every micro-batch will hold its own."""
         if self._targets is None or self._targets.advantages is not step.advantages:
             q = external_reward(step.advantages, self.adv_clip)
-            self._targets = Targets.of(step, q, self.known, policy.device)
+            self._targets = CenteredTargets.of(step, q, self.known, policy.device)
             if self.least is not None and (high := self.penalties[0].beta):
                 assert self._overall is not None, "advantages() runs before before_step()"
                 q = self._overall[step.rollout.first : step.rollout.first + len(step.advantages)]
@@ -106,7 +106,7 @@ class CRD(Objective):
             self._measure(policy, step, self._targets)
 
     @torch.no_grad()
-    def _measure(self, policy: Policy, step: Step, targets: Targets) -> None:
+    def _measure(self, policy: Policy, step: OptimiserStep, targets: CenteredTargets) -> None:
         """r_theta of all rows of the step before its first backward pass, and its group means over all processes."""
         rollout, per_sample = step.rollout, self.rows_per_sample(step.rollout)
         r = torch.zeros(rollout.total, per_sample, device=policy.device)
@@ -121,7 +121,7 @@ class CRD(Objective):
 
     def _error(self, policy: Policy, rows: Rows, name: str) -> Tensor:
         """(B,) error of a snapshot's velocity, without gradient."""
-        with torch.no_grad(), policy.using(name):
+        with torch.no_grad(), policy.adapter(name):
             v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
         return velocity_error(v, rows.velocity(policy.process))
 

@@ -51,7 +51,7 @@ def reconstructed(
     t, t_next = schedule[levels].to(x0.device), schedule[levels + 1].to(x0.device)
     eps = noise(tuple(x0.shape[1:]), [(*name, "eps") for name in names]).to(x0.device)
     x_t = policy.process.add_noise(x0, eps, t)
-    with policy.using(None):
+    with policy.adapter(None):
         prediction = policy.predict(x_t, t, cond, guidance)
     return one_step(x_t, prediction, t, t_next, eps, policy.process)
 

@@ -67,7 +67,7 @@ def embed_images(
     width = reward.embed_text([prompts[0].text]).shape[-1]
     rows = torch.zeros(len(prompts) * per_prompt, width)
     device, size = getattr(reward, "device", None), getattr(reward, "batch_size", None)
-    with torch.no_grad(), policy.together():
+    with torch.no_grad(), policy.uneven_forwards():
         for index, images in generate(
             policy, prompts, spec, **amount, rank=rank, world=world, snapshot=None, revise=revise
         ):
@@ -195,7 +195,7 @@ class _Stage1:
         tensors, state = _saved(self.folder, self.identity) if main else ({}, {})
         self.e_img = tensors.get("pool", {}).get("e_img", self.e_img)
         self.draw_pool(main)
-        with self.policy.together():  # the pictures of the evidence are the main process's alone
+        with self.policy.uneven_forwards():  # the pictures of the evidence are the main process's alone
             if main:
                 self.find(tensors, state)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffrl.advantages import weighted_sum
 from diffrl.methods.dense.credit import Dense, calibrated, gains_of
-from diffrl.rewards.compose import Composition
+from diffrl.rewards.compose import ScoreTransform
 from diffrl.run.hooks import RunHook
 from diffrl.run.source import Rollouts
 from diffrl.samplers import schedule
@@ -35,7 +35,7 @@ class Calibration(RunHook):
 
     name = "calibration"
 
-    def __init__(self, rollouts: Rollouts, compose: Composition, weights: Tensor, rounds: int) -> None:
+    def __init__(self, rollouts: Rollouts, compose: ScoreTransform, weights: Tensor, rounds: int) -> None:
         self.rollouts, self.compose, self.weights, self.rounds = rollouts, compose, weights, rounds
 
     def begin(self, epoch: int) -> None:

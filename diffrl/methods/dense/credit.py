@@ -18,9 +18,9 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.denoising import SamplePlan
 from diffrl.methods.dense import DenseSection
-from diffrl.methods.dense.plan import Gains
-from diffrl.methods.shared.credit import by_row, views_of
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.methods.dense.plan import PerStepViews
+from diffrl.methods.shared.credit import advantages_per_step, view_scores
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
@@ -62,14 +62,14 @@ class Dense:
         return 1.0
 
     def plan(self, spec: SamplerSpec) -> SamplePlan:
-        return Gains(self.common)
+        return PerStepViews(self.common)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None
         return rollout.trajectory.t.shape[1]
 
-    def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
-        return by_row(rule, scored, gains_of(views_of(scored), self.common))
+    def advantages(self, rule: AdvantageRule, scored: ScoredBatch) -> Tensor:
+        return advantages_per_step(rule, scored, gains_of(view_scores(scored), self.common))
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         return sample_pairs(samples, self.rows_per_sample(rollout))

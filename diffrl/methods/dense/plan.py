@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from diffrl.continuations import chain_forwards
-from diffrl.denoising import Chain, Drawn, Job, Trajectory, chain
+from diffrl.denoising import Chain, SampledBatch, SampleJob, Trajectory, chain
 from diffrl.forward import Prediction
 from diffrl.sampling import SamplerSpec
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Gains:
+class PerStepViews:
     """A view from every kept state of the trajectory, by the ODE, and the final image (DenseGRPO).
 
     common: the first state is the same for the whole group (same_noise): its view would cancel in every advantage, and
@@ -41,10 +41,10 @@ class Gains:
     def final(self, spec: SamplerSpec) -> int:
         return self.views(spec) - 1
 
-    def allocate(self, job: Job, latents: Tensor) -> Trajectory:
+    def allocate(self, job: SampleJob, latents: Tensor) -> Trajectory:
         return Chain().allocate(job, latents)
 
-    def draw(self, job: Job, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> Drawn:
+    def draw(self, job: SampleJob, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> SampledBatch:
         def view(x: Tensor, i: int, prediction: Prediction) -> Tensor | None:
             """The clean end of the ODE from the state x before step i, whose prediction is there already."""
             if self.common and i == job.start:

@@ -24,9 +24,9 @@ from torch.nn.functional import logsigmoid
 
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.dgpo import DGPOSection
-from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
+from diffrl.methods.shared.coupling import GroupLoss, error_under, grouped_noising, own_error
 from diffrl.methods.shared.sections import SLOW
-from diffrl.objectives.objective import Cost, Objective, Step
+from diffrl.objectives.objective import Cost, Objective, OptimiserStep
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
@@ -51,19 +51,19 @@ class DGPO(Objective):
 
     def __init__(self, keys: DGPOSection | None = None, **values: Any) -> None:
         keys = DGPOSection.of(keys, values)
-        noising = of_groups(keys)
+        noising = grouped_noising(keys)
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays={"old": SLOW})
         self.penalties = [Penalty(self, keys.beta, keys.anchor_guidance)]
         self.guidance = keys.anchor_guidance
         self.b, self.clip, self.sample_old = keys.b, keys.clip, keys.sample_old
-        self.coupling = Coupling(self._slopes, count=2)
+        self.coupling = GroupLoss(self._slopes, count=2)
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
         # Theta, measured, and old where anything is compared with it; the reference has a guidance of its own.
         guided = [(1.0, self.guidance_scale if self.guidance is None else self.guidance)]
         return Cost(forwards=1 + (self.clip is not None), guided=guided)
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         self.coupling.measure(self, policy, step, lambda rows: self._moved(policy, rows))
 
     def _moved(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:

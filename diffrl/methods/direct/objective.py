@@ -27,7 +27,7 @@ from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertain
 from diffrl.methods.direct.pathwise import path_images, path_rows
 from diffrl.methods.direct.rows import DirectRows
 from diffrl.methods.direct.srpo import Contrast, column, drawn_words, factors, step_levels
-from diffrl.objectives.objective import Cost, Given, Objective, Step
+from diffrl.objectives.objective import BuildContext, Cost, Objective, OptimiserStep
 from diffrl.objectives.rows import Names, Noising, Rows, noised_rows, row_sigmas
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
@@ -62,7 +62,7 @@ class Direct(Objective):
         self.decode_chunk = keys.decode_chunk
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> Direct:
+    def of(cls, section: Section, given: BuildContext) -> Direct:
         weights = [given.config.rewards[name].weight for name in given.rewards]
         return cls(given.rewards, weights, section)  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ class Direct(Objective):
             rows.words, rows.factors = drawn_words(self.pair, names), factors(place, inversion)
         return rows
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         vae = policy.vae  # some cannot recompute within: then `decode_chunk` alone bounds what is kept
         if self.decode_chunk and vae._supports_gradient_checkpointing and not vae.is_gradient_checkpointing:
             vae.enable_gradient_checkpointing()

@@ -11,9 +11,10 @@ c              pair_slopes         sigma(b/2 (d^w - d^l)), how wrong the pair st
 So with c measured before the step the loss b/2 c A d has the exact gradient, row by row. On velocities and with b
 constant it is Flow-DPO; the derived b_t = b (1 - t)^2 hacks (its paper: text alignment wins 28 %, not 68 %).
 
-SePPO (arXiv 2410.05255) changes three things. The reference is an earlier state of the policy (`Ring`), and it draws
-the images. On an image set x^w is the set's picture and x^l an image of the reference (`rival`). And where the
-reference fits x^w better than theta does, x^l counts as a second winner (`flipped`): with its sign s
+SePPO (arXiv 2410.05255) changes three things. The reference is an earlier state of the policy
+(`ReferenceHistory`), and it draws the images. On an image set x^w is the set's picture and x^l an image of the
+reference (`rival`). And where the reference fits x^w better than theta does, x^l counts as a second winner
+(`flipped`): with its sign s
 
     L = -log sigma( -b/2 (d^w - s d^l) ),      s = -1 where d^w > 0, else 1
 """
@@ -31,9 +32,16 @@ from torch.nn.functional import logsigmoid
 from diffrl.config.base import Section
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.dpo import DPOSection
-from diffrl.methods.dpo.ring import Ring
-from diffrl.methods.shared.coupling import Coupling, best_and_worst, chosen_pairs, excess_error, of_groups, own_error
-from diffrl.objectives.objective import Cost, Given, Objective, Step
+from diffrl.methods.dpo.reference_history import ReferenceHistory
+from diffrl.methods.shared.coupling import (
+    GroupLoss,
+    best_and_worst,
+    chosen_pairs,
+    excess_error,
+    grouped_noising,
+    own_error,
+)
+from diffrl.objectives.objective import BuildContext, Cost, Objective, OptimiserStep
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
@@ -73,18 +81,18 @@ class DPO(Objective):
 
     def __init__(self, keys: DPOSection | None = None, *, rival: bool = False, seed: int = 0, **values: Any) -> None:
         keys = DPOSection.of(keys, values)
-        noising = of_groups(keys)
+        noising = grouped_noising(keys)
         super().__init__(advantage_std="none", noising=noising)
         self.rule = replace(self.rule, estimate=first_and_last if rival else best_and_worst)
         self.b, self.follow, self.flip = keys.b, keys.follow, keys.flip
-        self.ring = None if keys.ring is None or keys.follow is None else Ring(keys.ring, keys.follow, seed)
+        self.ring = None if keys.ring is None or keys.follow is None else ReferenceHistory(keys.ring, keys.follow, seed)
         self.anchor = None if keys.follow is None else "old"
         self.snapshots = self.ring.names if self.ring else () if keys.follow is None else ("old",)
         self._refer()
-        self.coupling = Coupling(self._slopes)
+        self.coupling = GroupLoss(self._slopes)
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> DPO:
+    def of(cls, section: Section, given: BuildContext) -> DPO:
         """With whether pairs are a set's pictures with rivals, and the seed that chooses the reference."""
         image_set = given.config.image_set
         rival = image_set is not None and image_set.rival
@@ -102,7 +110,7 @@ class DPO(Objective):
         """Only what is in a pair: the other members are never forwarded."""
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         self.coupling.measure(self, policy, step, lambda rows: (excess_error(policy, rows, self.anchor),))
 
     def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
@@ -128,7 +136,7 @@ class DPO(Objective):
         if self.ring is not None:
             self.ring.after_step(policy, step)
         elif self.follow is not None and step % self.follow == 0:
-            policy.follow("old", 0.0)
+            policy.ema_update("old", 0.0)
 
     def after_epoch(self, policy: Policy, step: int) -> None:
         super().after_epoch(policy, step)

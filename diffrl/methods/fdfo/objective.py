@@ -26,9 +26,9 @@ from torch import Tensor
 from diffrl.config.base import Section
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.fdfo import FDFOSection
-from diffrl.methods.shared.coupling import everywhere
+from diffrl.methods.shared.coupling import all_gather_rows
 from diffrl.methods.shared.sections import COPY
-from diffrl.objectives.objective import Cost, Given, Objective, Step
+from diffrl.objectives.objective import BuildContext, Cost, Objective, OptimiserStep
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -60,7 +60,7 @@ class FDFO(Objective):
         self._means: tuple[Rollout, int, Tensor] | None = None  # an epoch's, its first group here, (groups, C, h, w)
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> FDFO:
+    def of(cls, section: Section, given: BuildContext) -> FDFO:
         return cls(given.spec, section)  # type: ignore[arg-type]
 
     def rows_per_sample(self, rollout: Rollout) -> int:
@@ -86,14 +86,14 @@ class FDFO(Objective):
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
         return Cost(forwards=1 - 1 / steps)  # old, but for the epoch's first step; it comes first
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         """The means of the epoch's groups, once; only groups that are split need other processes' images."""
         rollout, latents = step.rollout, step.rollout.latents
         if self._means is not None and self._means[0] is rollout:
             return
         group = rollout.total // len(rollout.prompts)
         split = len(latents) % group != 0  # the same on all processes
-        images = everywhere(step, latents, latents.device) if split else latents
+        images = all_gather_rows(step, latents, latents.device) if split else latents
         first = 0 if split else rollout.first // group
         self._means = rollout, first, images.unflatten(0, (-1, group)).mean(1)
 
@@ -103,7 +103,7 @@ class FDFO(Objective):
         (_, first, means), old = self._means, None
         difference = rows.x0 - means[(rows.groups - first).to(means.device, non_blocking=True)]
         if not rows.on_policy:
-            with torch.no_grad(), policy.using("old"):
+            with torch.no_grad(), policy.adapter("old"):
                 old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         v = rows.prediction.v

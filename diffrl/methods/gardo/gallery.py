@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.methods.gardo.penalty import Gardo
-from diffrl.objectives.advantages import Scored
+from diffrl.objectives.advantages import ScoredBatch
 from diffrl.policy import Policy
 from diffrl.records.disk import write_text, writing
 from diffrl.records.tracking import save_image
@@ -95,7 +95,7 @@ class Gallery(RunHook):
     def __init__(self, build: Build, gardo: Gardo) -> None:
         self.build, self.gardo, self._warned = build, gardo, False
 
-    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: ScoredBatch) -> Mapping[str, float | None]:
         number, config, folder = epoch + 1, self.build.config, self.build.folder
         if number % config.evaluate.every == 0 or number == config.epochs:
             found = gallery(self.gardo, self.build.policy, rollout, self.build.processes.sum)

@@ -20,9 +20,9 @@ from diffrl.advantages import weighted_sum
 from diffrl.config import Config
 from diffrl.methods.gardo import GardoSection
 from diffrl.methods.gardo.gate import GateShare, gate_of, nearest_distance, shape_advantages, uncertainty
-from diffrl.methods.gardo.references import Gated
-from diffrl.objectives.advantages import Scored
-from diffrl.objectives.objective import Objective, Step
+from diffrl.methods.gardo.references import GatedReferences
+from diffrl.objectives.advantages import ScoredBatch
+from diffrl.objectives.objective import Objective, OptimiserStep
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
@@ -45,10 +45,10 @@ class Gardo(Penalty):
 
     Args:
         base: the objective; its loss stays as it is. Its rule's std, its penalties and its transforms are set here.
-        keys: `auxiliary`: names of the columns of `Scored.auxiliary`. `beta`: weight of the penalty; None keeps the
-            base's. 0: no reference is kept and no forward of it run. `advantage_std`: None keeps the base's.
+        keys: `auxiliary`: names of the columns of `ScoredBatch.auxiliary`. `beta`: weight of the penalty; None keeps
+            the base's. 0: no reference is kept and no forward of it run. `advantage_std`: None keeps the base's.
             `diversity`, `gate`: see `shape_advantages` and `gate_of`; gate "all" is the base's own penalty, on every
-            row. `share`: see `GateShare`. `normalise`: see `Gated`.
+            row. `share`: see `GateShare`. `normalise`: see `GatedReferences`.
         lower: names of auxiliary rewards of which a lower score is better.
         reset_kl, reset_steps: the reference becomes the trained LoRA after a step whose mean KL (of the penalised rows;
             with gate "all" the base's penalty over beta) is above `reset_kl`, or `reset_steps` steps after the last
@@ -81,7 +81,7 @@ class Gardo(Penalty):
             base.snapshots = (*base.snapshots, REFERENCE)
         if keys.gate != "all":
             self.share, self.kept = keys.share, self.gate_share.limits[1]
-        self.gated = Gated(base, gated=keys.gate != "all", normalise=keys.normalise)
+        self.gated = GatedReferences(base, gated=keys.gate != "all", normalise=keys.normalise)
         base.penalties = [self, *base.penalties[1:]]
         if keys.diversity != "off":
             base.transforms = [*base.transforms, self.diverse]
@@ -97,7 +97,7 @@ class Gardo(Penalty):
 
     # ---- once an epoch, on the CPU, on the scores of all processes: every process decides the same
 
-    def see_epoch(self, scored: Scored) -> None:
+    def see_epoch(self, scored: ScoredBatch) -> None:
         proxy = weighted_sum(scored.scores, scored.weights)[:, 0]
         everyone = torch.ones(len(proxy), dtype=torch.bool)
         if not self.auxiliary:
@@ -118,7 +118,7 @@ class Gardo(Penalty):
             "gardo/suspected": float((u > 0).double().mean()),
         }
 
-    def diverse(self, advantages: Tensor, scored: Scored) -> Tensor:
+    def diverse(self, advantages: Tensor, scored: ScoredBatch) -> Tensor:
         """Advantages (N, K) or (N, T, K), shaped by each sample's distance: every row of it by the same."""
         distance = nearest_distance(scored.features, scored.groups)
         self._epoch["gardo/nearest"] = float(distance.mean())
@@ -130,7 +130,7 @@ class Gardo(Penalty):
     def __call__(self, policy: Policy, rows: Rows) -> Tensor | None:
         return self.gated(policy, rows)
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         self._reduce = step.reduce
         self.gated.judge(policy, step, None if self.judged is None else self.judged.gate)
 
@@ -149,7 +149,7 @@ class Gardo(Penalty):
         if self.reset_kl is not None:
             total = self._reduce(self.gated.kl)
             due = due | (total[0] / total[1].clamp_min(1) > self.reset_kl)
-        policy.follow(REFERENCE, 1 - due.float())
+        policy.ema_update(REFERENCE, 1 - due.float())
         self._counters = torch.stack([torch.where(due, 0, since), self._counters[1] + due])
 
     def metrics(self) -> dict[str, Tensor]:

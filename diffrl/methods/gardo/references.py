@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from diffrl.forward import Prediction
-from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.objective import Objective, OptimiserStep
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 Normalise = Literal["rows", "gated"]
 
 
-class Gated:
+class GatedReferences:
     """`beta` times the divergence of the judged rows, by the penalty of `base`: its anchor and its divergence.
 
     Args:
@@ -34,7 +34,7 @@ class Gated:
         self._anchors: Prediction | None = None  # of the step's penalised rows
         self._slots = torch.empty(0)  # (n, T) int64 on the CPU: where a pair's anchor is in them, or -1
 
-    def judge(self, policy: Policy, step: Step, gate: Tensor | None) -> None:
+    def judge(self, policy: Policy, step: OptimiserStep, gate: Tensor | None) -> None:
         """Reference forwards of the rows of the gated samples (N,), as many at once as a micro-batch has rows."""
         self.kl = torch.zeros(2, device=policy.device)
         self.seen += sum(len(part) for part in step.parts)
@@ -51,7 +51,7 @@ class Gated:
             counts = step.reduce(torch.tensor([len(pairs), len(chosen)], device=policy.device, dtype=torch.float32))
             self._weight = self.beta * counts[0] / counts[1].clamp_min(1)
         anchors = []
-        with policy.together():  # ranks may run different numbers of forwards
+        with policy.uneven_forwards():  # ranks may run different numbers of forwards
             for part in chosen.split(len(step.parts[0])) if len(chosen) else ():
                 rows = self.objective.rows(rollout, step.advantages, part, step.key)
                 anchors.append(self.penalty.anchor(policy, rows))

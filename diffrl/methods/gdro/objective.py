@@ -32,8 +32,8 @@ from torch import Tensor
 from diffrl.advantages import group_advantages
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.gdro import GDROSection
-from diffrl.methods.shared.coupling import Coupling, excess_error, of_groups, own_error
-from diffrl.objectives.objective import Cost, Objective, Step
+from diffrl.methods.shared.coupling import GroupLoss, excess_error, grouped_noising, own_error
+from diffrl.objectives.objective import Cost, Objective, OptimiserStep
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
@@ -57,17 +57,17 @@ class GDRO(Objective):
 
     def __init__(self, keys: GDROSection | None = None, **values: Any) -> None:
         keys = GDROSection.of(keys, values)
-        noising = of_groups(keys)
+        noising = grouped_noising(keys)
         super().__init__(advantage_std="none", noising=noising)
         # Centred, whatever std a method around it asks for.
         self.rule = replace(self.rule, estimate=lambda scores, groups, std: group_advantages(scores, groups, "none"))
         self.b, self.tau = keys.b, keys.tau
-        self.coupling = Coupling(self._slopes)
+        self.coupling = GroupLoss(self._slopes)
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
         return Cost(forwards=2)  # the trained LoRA's error and the reference's, before the step
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         self.coupling.measure(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
 
     def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:

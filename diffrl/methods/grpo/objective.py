@@ -39,8 +39,8 @@ from diffrl.methods.shared.steps import (
     outward,
     step_divergence,
 )
-from diffrl.objectives.advantages import Scored
-from diffrl.objectives.objective import Cost, Credit, Given, Objective
+from diffrl.objectives.advantages import ScoredBatch
+from diffrl.objectives.objective import BuildContext, Cost, Credit, Objective
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -73,7 +73,7 @@ class GRPO(Objective):
         self.penalties = [StepKL(self, keys.beta, self.steps, published=keys.kl == "published")]
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> GRPO:
+    def of(cls, section: Section, given: BuildContext) -> GRPO:
         objective = cls(given.spec, section, credit=given.credit)  # type: ignore[arg-type]
         if objective.delta is not None and given.config.optimiser_steps == 1:
             log.warning("grpo.delta stops nothing with one optimiser step an epoch: theta is old there")
@@ -82,7 +82,7 @@ class GRPO(Objective):
     def rows_per_sample(self, rollout: Rollout) -> int:
         return self.steps.count(rollout)
 
-    def advantages(self, scored: Scored) -> Tensor:
+    def advantages(self, scored: ScoredBatch) -> Tensor:
         return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
@@ -119,7 +119,7 @@ class GRPO(Objective):
 
     def _old_mean(self, policy: Policy, rows: StepRows) -> Tensor:
         """(b, C, h, w) mean of the stored step under the policy that drew it, without gradient."""
-        with torch.no_grad(), policy.using("old"):
+        with torch.no_grad(), policy.adapter("old"):
             old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
             return self.steps.step(policy, rows, old)[0]
 

@@ -34,7 +34,7 @@ from diffrl.seeds import noise, seed_of
 log = logging.getLogger("diffrl")
 
 
-class Groups:
+class ImageSetGroups:
     """The groups of a set that a config can use, and which of them an epoch has.
 
     `stream`: their prompts, one of each group, so that a text may come more than once.
@@ -81,7 +81,7 @@ class Offline(RunHook):
         rollouts: whose policy, processes and numbers these are; draws what a set's pictures are compared with.
     """
 
-    def __init__(self, config: Config, groups: Groups, source: EpochSource, rollouts: Rollouts) -> None:
+    def __init__(self, config: Config, groups: ImageSetGroups, source: EpochSource, rollouts: Rollouts) -> None:
         assert config.image_set is not None, "the caller has looked"
         self.groups, self.source, self.rollouts, self.epochs = groups, source, rollouts, config.epochs
         self.share, self.drawn = config.image_set.share, bool(config.drawn_groups)
@@ -149,7 +149,7 @@ class Offline(RunHook):
         if self.rollouts.objective.keep_trajectory == "path":
             self.rollouts.monitor.status(f"inverting {end - first} pictures")
             batch, snapshot = self.rollouts.batch_size, self.rollouts.objective.samples_from
-            with policy.together():
+            with policy.uneven_forwards():
                 rollout.trajectory = inverted_path(policy, rollout, batch, snapshot)
             rollout.forwards = (end - first) * spec.steps
         return Epoch(rollout, torch.cat(scores), torch.full((end - first, 1), torch.nan))
@@ -213,7 +213,7 @@ def _order(from_set: Sequence[bool], drawn: int) -> Tensor:
 
 def add_image_set(build: Build) -> None:
     """`image_set`: an epoch's groups, or a share of them, are a set's."""
-    groups = Groups(build.config)
+    groups = ImageSetGroups(build.config)
     if not build.config.drawn_groups:
         build.rollouts.stream = groups.stream
     build.add(Offline(build.config, groups, build.source, build.rollouts))

@@ -41,7 +41,7 @@ def loss_slopes(objective: Objective, phi: Tensor, rows: Rows) -> tuple[Tensor, 
 
 
 @dataclass
-class Bank:
+class PerRewardGradients:
     """Filled micro-batch by micro-batch, on the device.
 
     gradients: (columns, size) of each loss, and a last row of what all of them share if the objective has a `basis`.

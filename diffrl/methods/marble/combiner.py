@@ -24,7 +24,7 @@ from torch.amp import GradScaler
 from diffrl.config import Config
 from diffrl.config.estimates import advantage_std
 from diffrl.methods.marble import MarbleSection
-from diffrl.methods.marble.bank import TOTALS, Bank, loss_slopes
+from diffrl.methods.marble.bank import TOTALS, PerRewardGradients, loss_slopes
 from diffrl.methods.marble.gradients import LoraGradients, Passes
 from diffrl.methods.marble.metrics import Record, summary
 from diffrl.methods.marble.simplex import Array, min_norm_weights
@@ -63,7 +63,7 @@ class Marble:
         self._single = SumOfLosses()
         self._capture: LoraGradients | None = None
         self._passes: Passes | None = None
-        self._bank: Bank | None = None  # within a step; K columns, or K + 1 with a total
+        self._bank: PerRewardGradients | None = None  # within a step; K columns, or K + 1 with a total
         self._space: Tensor | None = None  # the bank's memory, kept where new memory is slow
         self._scaler: GradScaler | None = None
 
@@ -96,7 +96,7 @@ class Marble:
 
     def _open(
         self, objective: Objective, policy: Policy, rows: Rows, scaler: GradScaler
-    ) -> tuple[LoraGradients, Passes, Bank]:
+    ) -> tuple[LoraGradients, Passes, PerRewardGradients]:
         """What the backward passes of the step write to, and how; before the forward, which the capture has to see."""
         if self._capture is None or self._passes is None:
             self._capture = LoraGradients(policy.lora, policy.backbone.folded)
@@ -107,7 +107,7 @@ class Marble:
             # Modes that balance nothing are as one pass of the losses would be.
             counts = None if self.mode in TOTALS else torch.zeros(2, columns, device=device)
             held = any(penalty.beta for penalty in objective.penalties)
-            self._bank = Bank(gradients, torch.zeros(columns, device=device), held, counts)
+            self._bank = PerRewardGradients(gradients, torch.zeros(columns, device=device), held, counts)
             self._scaler = scaler
         self._bank.see(rows)
         return self._capture, self._passes, self._bank

@@ -69,7 +69,7 @@ class NFT(Spatial):
         if self.on_policy:  # then no second forward is needed
             old = Prediction(*(form.detach() for form in (theta.x0, theta.eps, theta.v)))
         else:
-            with torch.no_grad(), policy.using("old"):
+            with torch.no_grad(), policy.adapter("old"):
                 old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         self.means.add("nft/drift", (theta.v.detach() - old.v).square().flatten(1).mean(1))
         phi = contrastive_losses(rows.x0, theta.x0, old.x0, self.b)

@@ -32,7 +32,7 @@ from diffrl.forward import Process
 from diffrl.methods.opd import OPDSection, Teacher
 from diffrl.methods.opd.teachers import load_teachers
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Cost, Given, Objective
+from diffrl.objectives.objective import BuildContext, Cost, Objective
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -107,7 +107,7 @@ class OPD(Objective):
         self._config: Config | None = None
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> OPD:
+    def of(cls, section: Section, given: BuildContext) -> OPD:
         """With who teaches which source, and the sources' shares; how the student begins is the run's matter."""
         assert isinstance(section, OPDSection), "it is built from its own section"
         train = given.config.prompts.train
@@ -191,13 +191,13 @@ class OPD(Objective):
     def _targets(self, policy: Policy, rows: TaughtRows) -> list[Tensor]:
         """Velocities (b, C, h, w): of each row's own teacher (0: it has none), and of those that teach everywhere."""
         own, everywhere = torch.zeros_like(rows.x_t, dtype=torch.float32), []
-        with policy.together():  # ranks may run different numbers of forwards
+        with policy.uneven_forwards():  # ranks may run different numbers of forwards
             for index, teacher in enumerate(self.teachers.values()):
                 here = (rows.owner == index).nonzero().flatten()
                 part = rows if index in self.everywhere else rows.select(here)
                 if not len(part.t):
                     continue
-                with policy.using(self.slots[index]):
+                with policy.adapter(self.slots[index]):
                     v = policy.predict(part.x_t, part.t, part.cond, self._guidance(teacher)).v
                 on = here.to(v.device, non_blocking=True)
                 own[on] = v[on] if index in self.everywhere else v

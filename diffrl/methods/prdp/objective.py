@@ -22,9 +22,9 @@ from torch import Tensor
 from diffrl.config.base import Section
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.prdp import PRDPSection
-from diffrl.methods.shared.coupling import Coupling
+from diffrl.methods.shared.coupling import GroupLoss
 from diffrl.methods.shared.steps import StepKL, StepRows, StoredSteps
-from diffrl.objectives.objective import Cost, Given, Objective, Step
+from diffrl.objectives.objective import BuildContext, Cost, Objective, OptimiserStep
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -61,10 +61,10 @@ class PRDP(Objective):
         self.b, self.clip = keys.b, CLIP
         self.steps, self.guidance_scale = StoredSteps(spec), spec.guidance_scale
         self.penalties = [StepKL(self, 0.0, self.steps)]
-        self.coupling = Coupling(self._slopes, count=2)
+        self.coupling = GroupLoss(self._slopes, count=2)
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> PRDP:
+    def of(cls, section: Section, given: BuildContext) -> PRDP:
         return cls(given.spec, section)  # type: ignore[arg-type]
 
     def rows_per_sample(self, rollout: Rollout) -> int:
@@ -77,7 +77,7 @@ class PRDP(Objective):
         # The log-probabilities of the reference and, but for the epoch's first step, of theta.
         return Cost(forwards=2 - 1 / steps)
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: OptimiserStep) -> None:
         """Slopes dL/d log p of all rows of the step, from both log-ratios."""
         self.coupling.measure(self, policy, step, lambda rows: self._ratios(policy, rows))
 
@@ -96,7 +96,7 @@ class PRDP(Objective):
     def _ratios(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
         """log p_theta / p_ref and log p_old / p_ref, (b,) each, without gradient; on policy they are the same."""
         assert isinstance(rows, StepRows), "rows() makes them"
-        with policy.using(None):
+        with policy.adapter(None):
             anchor = self._log_prob(policy, rows)
         old = rows.log_prob - anchor
         return (old, old) if self.on_policy else (self._log_prob(policy, rows) - anchor, old)

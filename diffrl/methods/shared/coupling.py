@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.methods import ForwardProcess
-from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.objective import Objective, OptimiserStep
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
@@ -27,7 +27,11 @@ def velocity_error(prediction: Tensor, target: Tensor, weighted: bool = True) ->
 
 @torch.no_grad()
 def measured(
-    objective: Objective, policy: Policy, step: Step, values: Callable[[Rows], tuple[Tensor, ...]], count: int = 1
+    objective: Objective,
+    policy: Policy,
+    step: OptimiserStep,
+    values: Callable[[Rows], tuple[Tensor, ...]],
+    count: int = 1,
 ) -> Tensor:
     """(count, N, T) of what `values` says (b,) of the step's rows, over all processes; 0 for what is not in the step.
 
@@ -35,7 +39,7 @@ def measured(
     """
     rollout = step.rollout
     table = torch.zeros(count, rollout.total, objective.rows_per_sample(rollout), device=policy.device)
-    with policy.together():  # ranks may run different numbers of forwards here
+    with policy.uneven_forwards():  # ranks may run different numbers of forwards here
         for part in step.parts:
             if not len(part):
                 continue
@@ -46,7 +50,7 @@ def measured(
     return step.reduce(table) if len(rollout.member) < rollout.total else table
 
 
-def of_groups(keys: ForwardProcess) -> Noising:
+def grouped_noising(keys: ForwardProcess) -> Noising:
     """Rows that a group's members can be compared in: they share each row's level, and its noise."""
     return Noising.of(keys, group_level=True, group_noise=True)
 
@@ -55,7 +59,7 @@ def of_groups(keys: ForwardProcess) -> Noising:
 def error_under(policy: Policy, rows: Rows, name: str | None, guidance: float | None = None) -> Tensor:
     """e (b,) of the snapshot `name`, mean over dims of (v_. - v)^2; None: the pretrained model's. `guidance` of that
     prediction; None: the rows'."""
-    with policy.using(name):
+    with policy.adapter(name):
         v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance if guidance is None else guidance).v
     return velocity_error(v, rows.velocity(policy.process), weighted=False)
 
@@ -71,7 +75,7 @@ def own_error(policy: Policy, rows: Rows) -> Tensor:
     return velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
 
 
-def everywhere(step: Step, values: Tensor, device: torch.device) -> Tensor:
+def all_gather_rows(step: OptimiserStep, values: Tensor, device: torch.device) -> Tensor:
     """(N, ...) on the device of what each process knows of its own samples (n, ...)."""
     rollout = step.rollout
     table = torch.zeros(rollout.total, *values.shape[1:], device=device)
@@ -79,7 +83,7 @@ def everywhere(step: Step, values: Tensor, device: torch.device) -> Tensor:
     return step.reduce(table) if len(values) < rollout.total else table
 
 
-class Coupling:
+class GroupLoss:
     """The loss `sum_i c_i phi_i` of a group's rows, its slopes c being measured before the step.
 
     Args:
@@ -93,7 +97,7 @@ class Coupling:
         self._table: Tensor | None = None  # (n, T, K) of the step
 
     def measure(
-        self, objective: Objective, policy: Policy, step: Step, values: Callable[[Rows], tuple[Tensor, ...]]
+        self, objective: Objective, policy: Policy, step: OptimiserStep, values: Callable[[Rows], tuple[Tensor, ...]]
     ) -> None:
         """The step's slopes, the same on every process. `values` says `count` numbers (b,) of rows."""
         rollout = step.rollout
@@ -101,7 +105,9 @@ class Coupling:
         table = measured(objective, policy, step, values, self.count)
         trained = step.advantages.new_zeros(len(rollout.member), 1)
         trained[torch.cat(list(step.parts))[:, 0]] = 1.0
-        known = everywhere(step, torch.cat([step.advantages, trained], 1), policy.device).unflatten(0, (prompts, -1))
+        known = all_gather_rows(step, torch.cat([step.advantages, trained], 1), policy.device).unflatten(
+            0, (prompts, -1)
+        )
         begins = torch.arange(prompts) * known.shape[1] - first
         here = ((begins >= 0) & (begins < len(rollout.member))).to(policy.device, non_blocking=True)
         mine = here & (known[:, :, -1] > 0).any(1)

@@ -13,10 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 
 
-def by_row(rule: AdvantageRule, scored: Scored, values: Tensor, groups: Tensor | None = None) -> Tensor:
+def advantages_per_step(
+    rule: AdvantageRule, scored: ScoredBatch, values: Tensor, groups: Tensor | None = None
+) -> Tensor:
     """(N, T, columns): `rule` for each row number by itself, of values (N, T, K); the samples' `groups` (N,) else.
 
     By itself also where the std is that of the batch: the steps differ in scale.
@@ -26,6 +28,6 @@ def by_row(rule: AdvantageRule, scored: Scored, values: Tensor, groups: Tensor |
     return torch.stack(each, 1)
 
 
-def views_of(scored: Scored) -> Tensor:
+def view_scores(scored: ScoredBatch) -> Tensor:
     """(N, V, K)."""
     return scored.scores[:, None] if scored.views is None else scored.views

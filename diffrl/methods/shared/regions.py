@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std, group_scale, weighted_sum
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 from diffrl.objectives.objective import Objective
 from diffrl.objectives.rows import Rows
 from diffrl.rewards.mapped import known_means
@@ -54,11 +54,11 @@ class Regions:
         self._slopes = torch.empty(0)  # (rewards here, N, columns of advantages)
         self._cells: tuple[Rollout, Tensor] | None = None
 
-    def see(self, rule: AdvantageRule, scored: Scored) -> None:
+    def see(self, rule: AdvantageRule, scored: ScoredBatch) -> None:
         """An epoch's scores, on which the advantages of its images are being made."""
         self._slopes = torch.stack([self._slope(rule, scored, column) for column in self.columns])
 
-    def _slope(self, rule: AdvantageRule, scored: Scored, k: int) -> Tensor:
+    def _slope(self, rule: AdvantageRule, scored: ScoredBatch, k: int) -> Tensor:
         """(N, columns) float64: what one unit of reward k's score adds to each column of an image's advantages."""
         groups, weights, columns = scored.groups, scored.weights.double(), []
         if rule.each:
@@ -100,7 +100,7 @@ class Spatial(Objective):
         self.regions = Regions(columns, names)
         self.basis = None  # each reward has a scalar of its own
 
-    def advantages(self, scored: Scored) -> Tensor:
+    def advantages(self, scored: ScoredBatch) -> Tensor:
         if self.regions is not None:
             self.regions.see(self.rule, scored)
         return super().advantages(scored)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.denoising import SamplePlan
-from diffrl.methods.shared.credit import by_row
+from diffrl.methods.shared.credit import advantages_per_step
 from diffrl.methods.tree import TreeSection
-from diffrl.methods.tree.plan import Tree
-from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.methods.tree.plan import TreePlan
+from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
@@ -34,7 +34,7 @@ class Branched:
 
     def __init__(self, keys: TreeSection | None = None, *, group: int, steps: int, **values: Any) -> None:
         keys = TreeSection.of(keys, values)
-        self.group, self.steps, self.tree = group, steps, Tree(keys.splits, keys.branch)
+        self.group, self.steps, self.tree = group, steps, TreePlan(keys.splits, keys.branch)
 
     @classmethod
     def of(cls, section: TreeSection, config: Config) -> Branched:
@@ -50,14 +50,14 @@ class Branched:
     def rows_per_sample(self, rollout: Rollout) -> int:
         return self.steps
 
-    def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
+    def advantages(self, rule: AdvantageRule, scored: ScoredBatch) -> Tensor:
         """(N, T, columns): a leaf's row has its edge's advantage, also where another leaf trains the edge."""
         by_step: dict[int, Tensor] = {}
         for count in {self.tree.nodes(step) for step in range(self.steps)}:
             span = self.group // count
             values = scored.scores.view(-1, span, scored.scores.shape[1]).nanmean(1)[:, None]  # (P count, 1, K)
-            nodes = Scored(values[:, 0], scored.weights, scored.groups[::span], scored.features, scored.auxiliary)
-            by_step[count] = by_row(rule, nodes, values).repeat_interleave(span, 0)
+            nodes = ScoredBatch(values[:, 0], scored.weights, scored.groups[::span], scored.features, scored.auxiliary)
+            by_step[count] = advantages_per_step(rule, nodes, values).repeat_interleave(span, 0)
         return torch.cat([by_step[self.tree.nodes(step)] for step in range(self.steps)], dim=1)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from diffrl.denoising import Chain, Drawn, Job, Trajectory
+from diffrl.denoising import Chain, SampledBatch, SampleJob, Trajectory
 from diffrl.samplers import gaussian_log_prob, ode_step
 from diffrl.sampling import SamplerSpec
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tree:
+class TreePlan:
     """A group is the leaves of one tree: at each of the steps `splits` a node gets `branch` children (BranchGRPO)."""
 
     splits: tuple[int, ...]
@@ -41,30 +41,36 @@ class Tree:
         """How many edges of a tree take step `step`."""
         return self.branch ** sum(split <= step for split in self.splits)
 
-    def allocate(self, job: Job, latents: Tensor) -> Trajectory:
+    def allocate(self, job: SampleJob, latents: Tensor) -> Trajectory:
         return Chain().allocate(job, latents)
 
-    def draw(self, job: Job, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> Drawn:
+    def draw(self, job: SampleJob, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> SampledBatch:
         roots, steps = sorted(set(texts), key=list(texts).index), job.spec.stochastic_steps
         leaves = [(roots.index(text), member) for text, member in zip(texts, members, strict=True)]
         own = cond.select(torch.tensor([list(texts).index(root) for root in roots]))
-        first = [(roots[root], member) for root, member in leaders(self, leaves, job.group, steps)]
+        first = [(roots[root], member) for root, member in edge_leaders(self, leaves, job.group, steps)]
         x = job.begin(roots, [0] * len(roots), same=True)
         return tree(job, self, x, own, leaves, job.group, job.step_noise(first, steps))
 
 
 def tree(
-    job: Job, plan: Tree, x: Tensor, cond: Conditioning, leaves: Sequence[tuple[int, int]], group: int, noise: Tensor
-) -> Drawn:
+    job: SampleJob,
+    plan: TreePlan,
+    x: Tensor,
+    cond: Conditioning,
+    leaves: Sequence[tuple[int, int]],
+    group: int,
+    noise: Tensor,
+) -> SampledBatch:
     """The leaves of trees, all steps stochastic: every edge is one forward, however many leaves share it.
 
     x (A, C, h, w): the roots' noise, cond (A rows): theirs. leaves: (root, member) of image i, member in 0 .. G - 1 of
-    G = `group`. noise (B', w, ...): of the members that lead an edge of these leaves, see `leaders`; edge (root, node)
-    draws that of its first member, so member 0's path is what it would be alone.
+    G = `group`. noise (B', w, ...): of the members that lead an edge of these leaves, see `edge_leaders`; edge
+    (root, node) draws that of its first member, so member 0's path is what it would be alone.
     """
     spec, width = job.spec, job.spec.stochastic_steps
     edges = [(root, 0) for root in range(len(x))]  # (root, node number) of the states in x
-    index = {name: i for i, name in enumerate(leaders(plan, leaves, group, width))}
+    index = {name: i for i, name in enumerate(edge_leaders(plan, leaves, group, width))}
     root_cond, kept = cond, [x.new_empty(0)] * (width + 1)
     log_prob = x.new_empty(len(leaves), width)
     for i in range(spec.steps):
@@ -91,7 +97,7 @@ def tree(
     place = {name: k for k, name in enumerate(edges)}
     span = group // plan.nodes(spec.steps)
     of_leaf = _on(x, [place[root, member // span] for root, member in leaves])
-    return Drawn(x[of_leaf], None, torch.stack(kept, 1) if job.keep else None, log_prob)
+    return SampledBatch(x[of_leaf], None, torch.stack(kept, 1) if job.keep else None, log_prob)
 
 
 def _on(x: Tensor, places: list[int]) -> Tensor:
@@ -99,7 +105,7 @@ def _on(x: Tensor, places: list[int]) -> Tensor:
     return torch.tensor(places).to(x.device, non_blocking=True)
 
 
-def leaders(plan: Tree, leaves: Sequence[tuple[int, int]], group: int, width: int) -> list[tuple[int, int]]:
+def edge_leaders(plan: TreePlan, leaves: Sequence[tuple[int, int]], group: int, width: int) -> list[tuple[int, int]]:
     """(root, member) of the first members of all edges that lead to these leaves, in order."""
     spans = {group // plan.nodes(i) for i in range(width)}
     return sorted({(root, member // span * span) for root, member in leaves for span in spans})

@@ -21,16 +21,17 @@ RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16
 
 
 @dataclass(frozen=True)
-class Judges:
-    """Bytes by the rewards' names: on the device all the time; offloaded, beside sampling; offloaded, apart.
+class RewardMemory:
+    """Bytes by the rewards' names: `resident` on the device all the time; `offloaded` until they score beside sampling;
+    `exclusive`: offloaded, too, and alone on the device while they score (`offload: apart`).
 
     unknown: those on the device that do not say what they take. keys: `offload` of those that do and can be moved, by
     the config's. trained: names of those that score training images, too; evaluations ask the others alone.
     """
 
     resident: Mapping[str, int]
-    visiting: Mapping[str, int]
-    apart: Mapping[str, int]
+    offloaded: Mapping[str, int]
+    exclusive: Mapping[str, int]
     unknown: tuple[str, ...]
     keys: tuple[str, ...]
     trained: frozenset[str]
@@ -38,15 +39,15 @@ class Judges:
     @property
     def host(self) -> int:
         """Of main memory."""
-        return sum(self.visiting.values()) + sum(self.apart.values())
+        return sum(self.offloaded.values()) + sum(self.exclusive.values())
 
     def copied(self, network: int) -> int:
         """In an epoch without its evaluation; a network of so many bytes makes room for those that are apart."""
-        weights = sum(size for name, size in {**self.visiting, **self.apart}.items() if name in self.trained)
-        return weights + (2 * network if self.trained & self.apart.keys() else 0)
+        weights = sum(size for name, size in {**self.offloaded, **self.exclusive}.items() if name in self.trained)
+        return weights + (2 * network if self.trained & self.exclusive.keys() else 0)
 
 
-def judges_of(config: Config) -> Judges:
+def reward_memory(config: Config) -> RewardMemory:
     """All rewards of a config, optimised and watched, each of those that are alike once: an evaluation asks them all.
 
     Raises UserError for a plugin that cannot be imported, or that refuses its arguments.
@@ -72,4 +73,4 @@ def judges_of(config: Config) -> Judges:
             place = places["apart" if entry.offload == "apart" else "beside" if entry.offload else "stays"]
             place |= {} if again else {name: size}
     trained = frozenset([*config.rewards, *read_on_training_images(config)])
-    return Judges(places["stays"], places["beside"], places["apart"], tuple(unknown), tuple(keys), trained)
+    return RewardMemory(places["stays"], places["beside"], places["apart"], tuple(unknown), tuple(keys), trained)

@@ -45,7 +45,7 @@ def architecture(model: str) -> Path | None:
 
 
 def kind_of(config: Config) -> tuple[Any, ...]:
-    """What `hollow_backbone` and `with_lora` read of a config."""
+    """What `meta_backbone` and `with_lora` read of a config."""
     family = _sources(config)[-1]
     prompts = repr((config.prompts.train, config.prompts.test)) if family.own_lengths else ""
     engine = config.engine.model_dump_json(exclude={"encoders", "decode"})  # advice tries these: a phase's business
@@ -61,10 +61,10 @@ def _sources(config: Config) -> tuple[str, str, Mapping[str, Any], Any]:
     return base, source, index, find_family(str(index["_class_name"]), config.family)
 
 
-def hollow_backbone(config: Config) -> Any:
+def meta_backbone(config: Config) -> Any:
     """The family's backbone over modules without weights (on the meta device), from the model's configs."""
     base, source, index, family = _sources(config)
-    pipe = made_pipeline(source, index, PRECISIONS[config.optimise.precision])
+    pipe = meta_pipeline(source, index, PRECISIONS[config.optimise.precision])
     length = settings_of(source).get("max_sequence_length")
     backbone = family(pipe, config.rollout.resolution, length)
     if config.text_length is not None:
@@ -77,7 +77,7 @@ def hollow_backbone(config: Config) -> Any:
     return backbone
 
 
-def made_pipeline(
+def meta_pipeline(
     source: str, index: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "meta", texts: bool = True
 ) -> Any:
     """What stands for a pipeline: modules made from a folder's configs, `index` being its model_index.json.

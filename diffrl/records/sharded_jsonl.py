@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 JOB, PARTS = "job.json", "parts"
 
 
-class Pieces:
+class ShardedJsonl:
     """The rows of a folder. `rows`: the name of the file that they become; `noun`: what a user calls it all."""
 
     def __init__(self, folder: Path, rows: str, noun: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 UNKNOWN = 512  # pixels, where only the model itself would say how large its images are
 
 
-def ask_rewards(config: Config, device: torch.device) -> None:
+def smoke_test_rewards(config: Config, device: torch.device) -> None:
     """Score two random images of the run's size with each `path/to/file.py:Class` of the config, by itself.
 
     They are built for this alone, and dropped: the run builds its own, from the same state of the random numbers.

@@ -13,7 +13,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from diffrl.policy import Policy
-from diffrl.policy import texts as texts_of_policy
+from diffrl.policy import text_cache as texts_of_policy
 from diffrl.policy.textfiles import TextFiles
 from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records.disk import DiskError, inside
@@ -21,7 +21,7 @@ from diffrl.records.disk import DiskError, inside
 FOLDER = "texts"
 
 
-class Ahead:
+class TextPrefetcher:
     """Encodes for `policy` the prompts of `stream` in `epochs` epochs, and `tests` before the first of them.
 
     run_dir: of the run, on a disk that its processes share. key: what files must agree in to be read, see `TextFiles`.
@@ -42,7 +42,7 @@ class Ahead:
         self.files = TextFiles(run_dir / FOLDER, f"{policy.device.type} {key}")
         self._until: int | None = None  # the first epoch whose prompts are not encoded
 
-    def before(self, epoch: int, check: Callable[[], None] = lambda: None) -> None:
+    def ensure(self, epoch: int, check: Callable[[], None] = lambda: None) -> None:
         """Encode what this epoch and as many more as possible need; all processes call it.
 
         `check`, which may raise, is called before each encoding.
@@ -57,7 +57,7 @@ class Ahead:
             texts.learn(prompts, check)
             return
         if self.accelerator.is_main_process:
-            self._make_room(prompts, row)
+            self._evict(prompts, row)
         self.accelerator.wait_for_everyone()
         texts.files = self.files
         mine = prompts[self.accelerator.process_index :: world]
@@ -81,12 +81,12 @@ class Ahead:
                 break
         return list(found), self.epochs
 
-    def _make_room(self, prompts: Sequence[str | None], row: int) -> None:
+    def _evict(self, prompts: Sequence[str | None], row: int) -> None:
         try:
             inside(self.run_dir, FOLDER)
         except DiskError:
             return
-        self.files.make_room(prompts, row)
+        self.files.evict(prompts, row)
 
     def end(self) -> None:
         """The run is complete: its files go."""

@@ -48,7 +48,7 @@ class Count(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Phases:
+class StepProfile:
     """The phases of a config on a backbone of fake tensors."""
 
     backbone: Any

@@ -12,7 +12,7 @@ from diffrl.policy import Policy
 from diffrl.seeds import generator
 
 
-class Ring:
+class ReferenceHistory:
     """`names` are the snapshots, all of them untrained at first; `chosen` is this epoch's."""
 
     def __init__(self, size: int, every: int, seed: int = 0) -> None:
@@ -24,7 +24,7 @@ class Ring:
         """A state more, in the place of the oldest, where it is time."""
         number, rest = divmod(step, self.every)
         if rest == 0:
-            policy.follow(self.names[number % len(self.names)], 0.0)
+            policy.ema_update(self.names[number % len(self.names)], 0.0)
 
     def after_epoch(self, step: int) -> None:
         """The next epoch's reference: a function of seed and step."""

@@ -21,7 +21,7 @@ from diffrl.run.hooks import RunHook
 from diffrl.run.interrupt import Output
 
 
-class Journal:
+class RunLogger:
     """Silent on processes that are not the main one.
 
     Args:
@@ -39,7 +39,7 @@ class Journal:
         self.tracker: Tracker | None = None
         self.table: ProgressTable | None = None
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> RunLogger:
         if not self.folder.main:
             return self
         path, tracking = self.folder.path, self.config.tracking
