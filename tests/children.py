@@ -33,6 +33,14 @@ def child(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
     return started
 
 
+def on_two(function: Callable[..., Any], *arguments: Any) -> None:
+    """`function(rank, *arguments)` in two children. AssertionError where one fails: it is on stderr."""
+    both = [child(function, rank, *arguments) for rank in range(2)]
+    for one in both:
+        one.join()
+    assert [one.exitcode for one in both] == [0, 0]
+
+
 def _quietly(function: Callable[..., Any], *arguments: Any) -> None:
     import torch
 

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
+from children import child
 
 from diffrl.cli.main import main
 
@@ -40,6 +42,20 @@ def launch_script(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"ACCELERATE_USE_CPU": "true"} if config_file else {}  # torchrun's processes see for themselves
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def train_on_two(*words: str | Path) -> None:
+    """`diffrl train WORDS` on two processes; without a launcher and its imports, which take longer than a small run."""
+    port, folder = free_port(), Path.cwd()
+    with TemporaryDirectory() as said:
+        files = [Path(said, str(rank)) for rank in range(2)]
+        both = [
+            child(train_joined, rank, port, file, [str(word) for word in words], folder)
+            for rank, file in enumerate(files)
+        ]
+        for one in both:
+            one.join(300)
+        assert [one.exitcode for one in both] == [0, 0], [file.read_text()[-3000:] for file in files]
 
 
 @contextmanager

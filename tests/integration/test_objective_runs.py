@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from children import on_two
 from launching import joined
 from test_equivalence import same_lora
 from tiny import count_forwards
@@ -142,7 +142,7 @@ def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path
     kinds = {name: ALL[name] for name in ("dpo", "acflow", "dgpo", "fdfo", "dense", "tree", "dppo", "srpo")}
     paths = {name: config_file(name, **sections) for name, sections in kinds.items()}
     _train(paths, tmp_path, world=1)
-    mp.spawn(_process, args=(paths, tmp_path), nprocs=2)
+    on_two(_process, paths, tmp_path)
     for name in kinds:
         told = ("grpo/divergence/p50", "grpo/divergence/p99") if name == "dppo" else ()
         (one, line), (two, other) = (torch.load(tmp_path / f"{name}{world}.pt") for world in (1, 2))

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from children import on_two
 from launching import joined
 from test_objective_runs import go_on
 from tiny import count_forwards
@@ -107,7 +107,7 @@ def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path
         "run", rollout={"groups": 3, "steps": 4, "scout": {"images": 10, "steps": 2}}, optimise={"batch_size": 12}
     )
     _train(path, tmp_path, world=1)
-    mp.spawn(_process, args=(path, tmp_path), nprocs=2)
+    on_two(_process, path, tmp_path)
     (one, lines, mine), (two, others, theirs) = (torch.load(tmp_path / f"{world}.pt") for world in (1, 2))
     assert torch.equal(mine, theirs)
     for line, other in zip(lines, others, strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from launching import launch
+from launching import train_on_two
 
 from diffrl.config import load_config
 from diffrl.prompts import Prompt
@@ -102,8 +102,7 @@ def test_two_per_cent_of_refusals_end_no_run_at_the_default_bound(config_file, t
 @pytest.mark.long
 def test_two_processes_count_together(config_file, tmp_path: Path) -> None:
     path = run_with_a_judge(config_file, tmp_path, "pair", epochs=1)
-    done = launch(2, path)
-    assert done.returncode == 0, done.stderr
+    train_on_two(path)
     train(load_config(run_with_a_judge(config_file, tmp_path, "single", epochs=1)))
     pair, single = (read_metrics(tmp_path / name)[-1].get("unscored/judge") for name in ("pair", "single"))
     assert pair == single and pair

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from children import on_two
 from covering import some
 from launching import joined
 from tiny import count_forwards, scramble
@@ -265,7 +265,7 @@ def _process(rank: int, config_path: Path, folder: Path) -> None:
 def test_one_process_equals_two_also_with_split_groups(config_file, tmp_path: Path) -> None:
     path = config_file("shared", objective="crd")
     _train(path, tmp_path, world=1)
-    mp.spawn(_process, args=(path, tmp_path), nprocs=2)
+    on_two(_process, path, tmp_path)
     for name in SIZES:
         one, two = (torch.load(tmp_path / f"{name}{world}.pt") for world in (1, 2))
         for a, b in zip(one[:2], two[:2], strict=True):

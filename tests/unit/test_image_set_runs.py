@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from broken import broken_after
+from children import on_two
 from launching import joined
 from PIL import Image
 from tiny import count_forwards
@@ -326,7 +326,7 @@ def test_one_process_equals_two(config_file: Any, tmp_path: Path) -> None:
         config_file("rivals", objective="dpo", **rivals),
         config_file("inverted", objective="gdro", **inverted),
     ]
-    mp.spawn(_process, args=(paths, tmp_path), nprocs=2)
+    on_two(_process, paths, tmp_path)
     _train(paths, tmp_path, world=1)
     for name in ("alone", "mixed", "rivals", "inverted"):
         (one, loss), (two, other) = (torch.load(tmp_path / f"{name}{world}.pt") for world in (1, 2))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from broken import broken_after
+from children import on_two
 from launching import joined
 from test_rollout import Known
 from torch import Tensor
@@ -192,7 +192,7 @@ def _process(rank: int, model: str, prompts: Path, folder: Path) -> None:
 
 @pytest.mark.long
 def test_one_process_equals_two(model: str, prompts: Path, tmp_path: Path) -> None:
-    mp.spawn(_process, args=(model, prompts, tmp_path), nprocs=2)
+    on_two(_process, model, prompts, tmp_path)
     run(model, tmp_path / "one", prompts)
     one, two = (
         [json.loads(x) for x in (tmp_path / n / "search.jsonl").read_text().splitlines()] for n in ("one", "two")
