@@ -14,21 +14,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "stress"))
 
 from fuzz import BASE, Mutation, mutation, text_of, verdict
 
-SEEN: Counter[str] = Counter()
 
+def test_mutated_configs_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    """Of both kinds, accepted and refused, there are some."""
+    seen = Counter[str]()
 
-@settings(max_examples=80, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_a_mutated_config_is_read_or_refused_in_one_line(data: st.DataObject, tmp_path_factory) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    one = mutation(lambda options: data.draw(st.sampled_from(list(options))))
-    kind, said = verdict(one, folder)
-    SEEN[kind] += 1
-    assert kind != "FAILED", f"{said}\n{one.words}\n{one.text[:2000]}"
+    @settings(max_examples=80, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def answered(data: st.DataObject) -> None:
+        one = mutation(lambda options: data.draw(st.sampled_from(list(options))))
+        kind, said = verdict(one, tmp_path)
+        seen[kind] += 1
+        assert kind != "FAILED", f"{said}\n{one.words}\n{one.text[:2000]}"
 
-
-def test_the_mutations_were_of_both_kinds() -> None:
-    assert SEEN["accepted"] > 2 and SEEN["refused"] > 30, SEEN
+    answered()
+    assert seen["accepted"] > 2 and seen["refused"] > 30, seen
 
 
 @pytest.mark.parametrize(
