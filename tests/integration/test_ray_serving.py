@@ -95,6 +95,7 @@ def test_a_replica_killed_in_the_middle_loses_no_score(url: str, folder: Path, m
     torch.testing.assert_close(reward(IMAGES, ["a"] * 12, [{"id": 0}] * 12), IMAGES.mean((1, 2, 3)))
 
 
+@pytest.mark.long
 def test_a_function_is_served(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIFFRL_REWARD_TOKEN", TOKEN)
     reward: Any = load_reward("remote", reward="redness", servers=url)
