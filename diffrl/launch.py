@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 
 from diffrl.errors import in_one_line, say
@@ -43,13 +44,25 @@ def main(words: Sequence[str] | None = None) -> int:
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except (RendezvousError, DistError) as error:
         reason = in_one_line(error.__cause__ or error)
-        say(f"diffrl: error: the machines did not meet: {reason}; MASTER=ADDRESS names the first one to scripts/launch")
+        if _met(
+            error
+        ):  # the processes have said why, on each machine; perhaps so quickly that the launchers still talk
+            say(f"diffrl: another machine's launcher has ended ({reason})")
+        else:
+            text = f"the machines did not meet: {reason}; MASTER=ADDRESS names the first one to scripts/launch"
+            say(f"diffrl: error: {text}")
         return 1
     except SignalException as error:  # the processes have had it, too, and have ended
         return 128 + int(error.sigval)
     except subprocess.CalledProcessError as error:
         return error.returncode if error.returncode > 0 else 128 - error.returncode
     return 0
+
+
+def _met(error: BaseException) -> bool:
+    """Whether torch's agent had started the processes, which it does when all machines are there."""
+    names = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    return "_invoke_run" in names and "_initialize_workers" not in names
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,3 +129,37 @@ def test_what_stops_a_launch_before_its_processes_start_is_one_line(monkeypatch,
     assert launch.main(["--nnodes", "2"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"diffrl: error: {sys.executable} has no torch") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("meets", "line"),
+    [
+        (False, "diffrl: error: the machines did not meet: DistNetworkError: no answer; MASTER="),
+        (True, "diffrl: another machine's launcher has ended (DistNetworkError: no answer)"),
+    ],
+)
+def test_a_launcher_that_loses_the_others_says_whether_they_met(monkeypatch, capsys, meets: bool, line: str) -> None:
+    """Processes of another machine may fail so soon that its launcher is gone while this one still speaks to it."""
+    from torch.distributed import DistNetworkError
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
+
+    from diffrl import launch
+
+    def _initialize_workers(group: object) -> None:
+        if not meets:
+            raise DistNetworkError("no answer")
+
+    def gone() -> int:
+        raise DistNetworkError("no answer")
+
+    spec = SimpleNamespace(role="r", monitor_interval=0, max_restarts=0, get_entrypoint_name=lambda: "script")
+    spec.rdzv_handler = SimpleNamespace(num_nodes_waiting=gone)
+    agent = SimpleNamespace(
+        _worker_group=SimpleNamespace(spec=spec, state=WorkerState.HEALTHY),
+        _initialize_workers=_initialize_workers,
+        _monitor_workers=lambda group: SimpleNamespace(state=WorkerState.HEALTHY),
+        _remaining_restarts=0,
+    )
+    monkeypatch.setattr("torch.distributed.run.main", lambda words: SimpleElasticAgent._invoke_run(agent))
+    assert launch.main(["--nnodes", "2"]) == 1
+    assert capsys.readouterr().err.startswith(line)
