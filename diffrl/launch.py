@@ -44,9 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except (RendezvousError, DistError) as error:
         reason = in_one_line(error.__cause__ or error)
-        if _met(
-            error
-        ):  # the processes have said why, on each machine; perhaps so quickly that the launchers still talk
+        if _met(error):  # the processes have said why, on each machine
             say(f"diffrl: another machine's launcher has ended ({reason})")
         else:
             text = f"the machines did not meet: {reason}; MASTER=ADDRESS names the first one to scripts/launch"

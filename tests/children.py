@@ -10,7 +10,7 @@ import importlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -35,10 +35,17 @@ def child(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
 
 def on_two(function: Callable[..., Any], *arguments: Any) -> None:
     """`function(rank, *arguments)` in two children. AssertionError where one fails: it is on stderr."""
-    both = [child(function, rank, *arguments) for rank in range(2)]
-    for one in both:
+    assert ended(child(function, rank, *arguments) for rank in range(2)) == [0, 0]
+
+
+def ended(processes: Iterable[BaseProcess], limit: float = 300) -> list[int | None]:
+    """Their exit codes; one that has not ended within `limit` seconds is killed."""
+    started = list(processes)
+    for one in started:
+        one.join(limit)
+        one.kill()  # does nothing to one that has ended
         one.join()
-    assert [one.exitcode for one in both] == [0, 0]
+    return [one.exitcode for one in started]
 
 
 def _quietly(function: Callable[..., Any], *arguments: Any) -> None:

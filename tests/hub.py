@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,6 +25,11 @@ class Hub:
         self.private: dict[str, bool] = {}
         self.broken = False
         self.url = ""
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """With which a process of its own finds it: the client reads the address once."""
+        names = {"HF_ENDPOINT": self.url, "HF_TOKEN": "hf_x", "HF_HOME": str(home), "NO_PROXY": "*"}
+        return {**names, "HF_HUB_OFFLINE": "0"}
 
 
 def listed(files: dict[str, bytes], below: str, deep: bool) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from children import child
+from children import child, ended
 
 from diffrl.cli.main import main
 
@@ -49,13 +49,9 @@ def train_on_two(*words: str | Path) -> None:
     port, folder = free_port(), Path.cwd()
     with TemporaryDirectory() as said:
         files = [Path(said, str(rank)) for rank in range(2)]
-        both = [
-            child(train_joined, rank, port, file, [str(word) for word in words], folder)
-            for rank, file in enumerate(files)
-        ]
-        for one in both:
-            one.join(300)
-        assert [one.exitcode for one in both] == [0, 0], [file.read_text()[-3000:] for file in files]
+        texts = [str(word) for word in words]
+        codes = ended(child(train_joined, rank, port, file, texts, folder) for rank, file in enumerate(files))
+        assert codes == [0, 0], [file.read_text()[-3000:] for file in files]
 
 
 @contextmanager

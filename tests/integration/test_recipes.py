@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from covering import some
 from PIL import Image
 from tiny import tiny_flux, tiny_sd, tiny_sd3
 from tiny_models.recent import TINY, make
@@ -83,7 +84,7 @@ def write_set(values: dict[str, Any], folder: Path) -> None:
 def _covering(recipes: list[Path], without: tuple[str, ...] = ()) -> list[Any]:
     """One recipe of each model in `make test`, but of those `without` it; all of them where there is more time."""
     firsts = {path.parent: path for path in reversed(recipes) if path.parent.name not in without}.values()
-    return [pytest.param(path, marks=[] if path in firsts else [pytest.mark.long]) for path in recipes]
+    return some(recipes, *firsts)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from children import in_child, replace, signal_at
+from covering import some
 
 from diffrl.config import load_config
 from diffrl.records import checkpoint
@@ -47,9 +48,7 @@ SOME = [("writing the checkpoint", "nft"), ("optimising", "grpo")]
 ALL = [*((phase, "nft") for phase in PHASES), ("sampling", "grpo"), ("optimising", "grpo")]  # only these two differ
 
 
-@pytest.mark.parametrize(
-    ("phase", "objective"), [pytest.param(*one, marks=[] if one in SOME else [pytest.mark.long]) for one in ALL]
-)
+@pytest.mark.parametrize(("phase", "objective"), some(ALL, *SOME))
 def test_resume_is_exact(config_file, phase: str, objective: str) -> None:
     sampler = {"sampler": "flow_sde"} if objective == "grpo" else {}
     whole, broken = (config_file(name, objective=objective, rollout=sampler) for name in ("whole", "broken"))

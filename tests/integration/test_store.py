@@ -180,11 +180,11 @@ def test_a_run_at_google_s_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub with the repository me/runs, for commands in processes of their own: the client reads its address once."""
+    """A hub with the repository me/runs, for commands in processes of their own."""
     with serving() as server:
         server.files["me/runs"] = {}
-        values = {"HF_ENDPOINT": server.url, "HF_TOKEN": "hf_x", "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "*"}
-        for name, value in {**values, "HF_HUB_OFFLINE": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+        values = server.environment(tmp_path / "home") | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        for name, value in values.items():
             monkeypatch.setenv(name, value)
         yield server
 

@@ -180,7 +180,7 @@ def test_pictures_of_the_hub(tmp_path: Path) -> None:
     with serving() as hub:
         hub.files["me/rows"] = {"data/train-0.parquet": (tmp_path / "one.parquet").read_bytes(), "README.md": b"hello"}
         hub.files["me/pictures"] = data | {"metadata.jsonl": "\n".join(lines).encode()}
-        more = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
+        more = hub.environment(tmp_path / "home")
 
         def run(*words: str) -> str:
             command = [sys.executable, "-m", "diffrl", "divgen", *words, *PIXELS, "--device", "cpu"]

@@ -317,10 +317,7 @@ def first_gradient(found: Subject, sampler: str, precision: str, checkpointing: 
     return gradient, averages(objective.means)["rollout/mismatch"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("sd", "sd3") else pytest.param(name, marks=pytest.mark.long) for name in (*OLDER, *MAIN)],
-)
+@pytest.mark.parametrize("name", some([*OLDER, *MAIN], "sd", "sd3"))
 def test_in_bf16_training_sees_the_noise_that_was_drawn(subject: Callable[[str], Subject], name: str) -> None:
     """The rollout's arithmetic is training's: its first gradient is fp32's, with and without checkpointing."""
     found = subject(name)

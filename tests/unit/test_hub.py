@@ -93,9 +93,8 @@ def test_what_cannot_be_fetched_is_said_and_leaves_nothing(
 
 
 def command(server: Hub, home: Path, *words: str, verb: str = "train") -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": "hf_x", "HF_HOME": str(home), "NO_PROXY": "*"}
-    words = (sys.executable, "-m", "diffrl", verb, *words)
-    return subprocess.run(words, env=env | {"HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, timeout=600)
+    words, env = (sys.executable, "-m", "diffrl", verb, *words), os.environ | server.environment(home)
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from covering import some
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
@@ -39,7 +40,6 @@ CLASSIC: dict[str, Any] = {
     "flux": tiny_flux,
 }
 NAMES = [*CLASSIC, *(name for name in TINY if not name.endswith(("-turbo", "-distilled")))]
-SHORT = ("sd",)
 STEPS, GUIDANCE, CLOSE = 4, 2.5, 1e-3
 # Values that a kind of field does not tell; of the others a switch is turned, a number is half as large again.
 VALUES: dict[str, list[Any]] = {
@@ -122,11 +122,14 @@ def changed(scheduler: Any) -> Iterator[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        (name, kind) if name in SHORT and kind is None else pytest.param(name, kind, marks=pytest.mark.long)
-        for name in NAMES
-        for kind in (None, *(("EulerDiscreteScheduler", "DPMSolverMultistepScheduler") if name == "sd" else ()))
-    ],
+    some(
+        [
+            (name, kind)
+            for name in NAMES
+            for kind in (None, *(("EulerDiscreteScheduler", "DPMSolverMultistepScheduler") if name == "sd" else ()))
+        ],
+        ("sd", None),
+    ),
 )
 def test_every_field_of_a_scheduler_is_drawn_exactly_or_refused(
     name: str, kind: str | None, caplog: pytest.LogCaptureFixture
