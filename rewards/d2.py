@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffrl.rewards.direction import Corrected, load_direction
+from diffrl.methods.d2align.corrected import Corrected, load_direction
 from diffrl.rewards.footprint import footprint
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.loading import inner

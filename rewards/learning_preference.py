@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
-from diffrl.rewards.direction import embedder
+from diffrl.rewards.fingerprint import embedder
 from diffrl.rewards.footprint import footprint
 from diffrl.rewards.learning import Reduce
 from diffrl.rewards.protocol import Embedder, ability

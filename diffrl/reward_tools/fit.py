@@ -29,7 +29,7 @@ from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import read_set
 from diffrl.records.progress_bar import progress
 from diffrl.reward_tools.head import Head, features, save_head
-from diffrl.rewards.direction import embedder, fingerprint
+from diffrl.rewards.fingerprint import embedder, fingerprint
 from diffrl.rewards.protocol import Embedder, ability
 from diffrl.rewards.registry import load_reward
 from diffrl.seeds import seed_of

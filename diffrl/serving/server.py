@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.answers import applies
-from diffrl.rewards.direction import essential
+from diffrl.rewards.fingerprint import essential
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.wrappers import identity_for_cache
 from diffrl.serving import wire

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from diffrl.config import Config, load_config
 from diffrl.evaluation import Evaluated, Evaluator, summarise
+from diffrl.methods.d2align.corrected import Direction
 from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.methods.students import students_of
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing
-from diffrl.rewards.direction import Direction
 from diffrl.rollout import SamplerSpec, generate, initial_noise
 from diffrl.run.evaluation import evaluation_spec
 from diffrl.run.folder import RunFolder

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffrl.methods.d2align.corrected import OMEGA, guided_embedding, load_direction
 from diffrl.rewards import load_reward
-from diffrl.rewards.direction import OMEGA, guided_embedding, load_direction
 from diffrl_playground import grammar
 from diffrl_playground.grammar import STYLES, TONES, Caption
 from diffrl_playground.renderer import render

@@ -17,11 +17,11 @@ from test_resume import final_tensors, run_and_die
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.methods.d2align.corrected import load_direction
 from diffrl.methods.d2align.direction import reconstructed
 from diffrl.methods.d2align.stage1 import embed_images, prepare_direction
 from diffrl.prompts import load_prompts
 from diffrl.records.tracking import read_metrics
-from diffrl.rewards.direction import load_direction
 from diffrl.run.train import Run, train
 
 PLUGIN = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"

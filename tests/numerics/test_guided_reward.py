@@ -16,6 +16,7 @@ from scipy import stats
 from tiny import SPEC, inputs, scramble
 
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
+from diffrl.methods.d2align.corrected import Corrected, guided_embedding
 from diffrl.methods.d2align.direction import learn, reconstructed, word_direction
 from diffrl.methods.direct.objective import Direct
 from diffrl.methods.direct.rows import DirectRows
@@ -23,7 +24,6 @@ from diffrl.objectives.rows import Rows
 from diffrl.policy import base as policy_base
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
-from diffrl.rewards.direction import Corrected, guided_embedding
 from diffrl.samplers import one_step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))

@@ -15,6 +15,7 @@ from tiny import SPEC, averages
 from torch import Tensor
 
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
+from diffrl.methods.d2align.corrected import Corrected
 from diffrl.methods.direct import Align, Pair
 from diffrl.methods.direct.objective import Direct
 from diffrl.methods.direct.rows import DirectRows
@@ -23,7 +24,6 @@ from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.rows import Rows
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
-from diffrl.rewards.direction import Corrected
 from diffrl.rollout import SamplerSpec, collect, initial_noise
 from diffrl.samplers import one_step
 

@@ -23,11 +23,15 @@ TABLE: dict[str, dict[tuple[str, str], int]] = {
     **dict.fromkeys(METHODS, NORM),
     "marble": NORM | {("read", "methods/marble/bank.py:summed"): 1},
     "srpo": NORM | {("copy", "methods/direct/srpo.py:score"): 8 * 2 * 3},  # 8 chunks, each computed twice
-    "d2align": NORM | {("copy", f"rewards/direction.py:{name}"): 2 for name in ("embed_image", "score")},
+    "d2align": NORM | {("copy", f"methods/d2align/corrected.py:{name}"): 2 for name in ("embed_image", "score")},
 }
 # Of a rollout's batch: are its latents finite, and its scores and features on the host. None inside a sampling step.
 BATCH = {"rollout.py:_sample", "rewards/scoring.py:_look_for_writes", "rewards/answers.py:checked"}
-BATCH |= {"features.py:pixel_features", "rewards/direction.py:embed_image", "rewards/direction.py:score"}
+BATCH |= {
+    "features.py:pixel_features",
+    "methods/d2align/corrected.py:embed_image",
+    "methods/d2align/corrected.py:score",
+}
 BATCH |= {"rewards/scoring.py:attempt"}  # the same tiny reward, not corrected
 BATCH |= {"run/clock.py:now"}  # around a decode: sampling's seconds end there, and the autoencoder's
 

@@ -51,7 +51,7 @@ MODULES = (
     *("methods/gdro/objective", "methods/awm/objective", "methods/dgpo/objective", "methods/fdfo/objective"),
     *("methods/prdp/objective", "methods/dense/credit", "methods/branches/credit", "methods/tree/credit"),
     *("methods/direct/objective", "methods/d2align/direction", "methods/direct/srpo"),
-    *("divgen/metrics", "rewards/direction"),
+    *("divgen/metrics", "methods/d2align/corrected"),
 )
 AT_IMPORT = "tests/unit/test_defaults.py"  # reads defaults without running a line of the module
 WARM = (

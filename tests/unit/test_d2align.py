@@ -19,14 +19,15 @@ from torchvision.transforms import functional as TF
 from diffrl.cli.main import main
 from diffrl.config import check_plugin, load_config
 from diffrl.errors import UserError
+from diffrl.methods.d2align.corrected import Corrected, Direction, Identity, guided_embedding, load_direction
+from diffrl.methods.d2align.evidence import evidence
 from diffrl.methods.d2align.stage1 import pool_prompts
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import save_image
 from diffrl.report.d2align import write_page
 from diffrl.reward_tools.check import examine
 from diffrl.rewards import load_reward
-from diffrl.rewards.direction import Corrected, Direction, Identity, fingerprint, guided_embedding, load_direction
-from diffrl.rewards.evidence import evidence
+from diffrl.rewards.fingerprint import fingerprint
 from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import split_name
 

@@ -52,7 +52,7 @@ class D2AlignSection(Section):
 
     def correct(self, rewards: dict[str, Any]) -> None:
         """Without its direction, which is learned later."""
-        from diffrl.rewards.direction import Corrected
+        from diffrl.methods.d2align.corrected import Corrected
 
         name = self.reward or next(iter(rewards))
         rewards[name] = Corrected(rewards[name], self.omega, name=name)

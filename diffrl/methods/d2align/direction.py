@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.methods.d2align.corrected import guided_embedding
 from diffrl.policy import Conditioning, Policy
 from diffrl.records import checkpoint
-from diffrl.rewards.direction import guided_embedding
 from diffrl.rewards.protocol import Embedder
 from diffrl.samplers import one_step
 from diffrl.seeds import generator, noise

@@ -21,14 +21,15 @@ from torch import Tensor
 from diffrl.config import Config, dump
 from diffrl.errors import UserError
 from diffrl.methods.d2align import D2AlignSection
+from diffrl.methods.d2align.corrected import Corrected, Direction, Identity, load_direction
 from diffrl.methods.d2align.direction import learn, reconstructed, word_direction
+from diffrl.methods.d2align.evidence import evidence
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream, load_prompts
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
-from diffrl.rewards.direction import Corrected, Direction, Identity, essential, fingerprint, load_direction
-from diffrl.rewards.evidence import evidence
+from diffrl.rewards.fingerprint import essential, fingerprint
 from diffrl.rewards.protocol import Embedder, Reward
 from diffrl.rollout import Revision, SamplerSpec, generate, remake
 from diffrl.run.build import Build

@@ -1,6 +1,6 @@
 """What a learned direction means: how it ranks images anew, and the words that it points to (D2-Align).
 
-Symbols as in `methods/d2align/direction.py`: N images, P prompts; e_img (N, D), e_text (P, D), owner (N,), vector (D,).
+Symbols as in `direction.py`: N images, P prompts; e_img (N, D), e_text (P, D), owner (N,), vector (D,).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.rewards.direction import guided_embedding
+from diffrl.methods.d2align.corrected import guided_embedding
 from diffrl.rewards.protocol import Embedder
 from diffrl.stats import rank_correlation
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -26,14 +25,10 @@ from torch.nn import functional as F
 from diffrl.errors import UserError
 from diffrl.records.disk import replacing
 from diffrl.rewards.answers import applies
-from diffrl.rewards.protocol import Card, Embedder, Metadata, Reward, ability
+from diffrl.rewards.fingerprint import embedder, fingerprint, same_model
+from diffrl.rewards.protocol import Card, Metadata, Reward, ability
 
 OMEGA = 1.5  # the paper's
-# Their text embeddings are the reward model's fingerprint. Two loads of one model in other precisions agree to a cosine
-# of about 0.9999; a fine-tuned model differs from the one that it came from by far more than 0.001.
-PROBES = ("a photo of a dog", "a red circle on white", "an old man with a hat, oil painting", "two blue cars at night")
-SAME_MODEL = 0.999
-ASIDE = ("device", "batch_size", "precision")  # arguments of a reward that do not make it another one
 _KEY = "d2align"
 
 
@@ -99,24 +94,6 @@ def load_direction(path: str | Path) -> Direction:
         raise UserError(f"{path}: not a direction that `diffrl d2align learn` wrote ({error})") from error
 
 
-def fingerprint(reward: Embedder) -> Tensor:
-    """(P, D) text embeddings of the fixed probes, float32 on the CPU."""
-    with torch.no_grad():
-        return F.normalize(reward.embed_text(list(PROBES)).float().cpu(), dim=-1)
-
-
-def same_model(a: Tensor, b: Tensor) -> bool:
-    """Whether two fingerprints are of one reward model."""
-    return a.shape == b.shape and bool(F.cosine_similarity(a, b, dim=-1).min() > SAME_MODEL)
-
-
-def embedder(reward: Reward, name: str) -> Embedder:
-    """`reward` itself if it embeds; else UserError."""
-    if ability(reward, "embeds") is not True:
-        raise UserError(f'reward "{name}" does not embed its prompts (`embeds`); clip, pickscore and hpsv2 do')
-    return reward  # type: ignore[return-value]
-
-
 class Corrected:
     """The reward R_guided of an embedding reward: a reward like any other, for every objective.
 
@@ -180,8 +157,3 @@ class Corrected:
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
         """R_guided (B,) of images (B, 3, H, W) in [0, 1]."""
         return self.score(self.embed_image(images), self.embed_text(prompts))
-
-
-def essential(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that make a reward what it is: not where and how it is computed."""
-    return {key: value for key, value in sorted(arguments.items()) if key not in ASIDE}
