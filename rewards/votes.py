@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.records import ballots
+from diffrl.methods import ballots
 from diffrl.records.groups import ImageGroup
 from diffrl.reward_tools.bradley_terry import NORMAL, bradley_terry, wins_of
 from diffrl.rewards.protocol import Answers, Card, RewardError

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from diffrl.errors import UserError, foreign, in_one_line
-from diffrl.records import ballots
+from diffrl.methods import ballots
 from diffrl.records.groups import FOLDER, INDEX, Listed, epochs_of, read_groups, read_json
 from diffrl.records.lock import renewed
 from diffrl.report.data import read_run

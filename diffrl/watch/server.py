@@ -35,7 +35,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
-from diffrl.records import ballots
+from diffrl.methods import ballots
 from diffrl.records.disk import DiskError
 from diffrl.records.groups import FOLDER, PICTURE
 from diffrl.rewards.secrets import is_loopback

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from diffrl.cli.main import main
-from diffrl.records import ballots
+from diffrl.methods import ballots
 from diffrl_lab.replay import replay
 
 VOTES: dict[str, Any] = {"rewards": {"votes": {"wait": 120.0, "groups": 3}}}

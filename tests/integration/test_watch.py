@@ -18,7 +18,7 @@ from serving import in_thread
 
 from diffrl.cli.main import main
 from diffrl.errors import UserError
-from diffrl.records import ballots
+from diffrl.methods import ballots
 from diffrl.records.groups import ImageGroup, write_groups
 from diffrl.records.tracking import save_samples
 from diffrl.serving.limits import server_of
