@@ -71,10 +71,10 @@ class GroupAdvantages(Advantages):
 
 
 def advantage_std(config: Any) -> tuple[str, str]:
-    """What divides the advantages ("" without any), and the key that says so: GARDO's, where it has one."""
-    if config.gardo is not None and config.gardo.advantage_std is not None:
-        return config.gardo.advantage_std, "gardo.advantage_std"
-    return getattr(config.objective_section, "advantage_std", ""), f"{config.method.name}.advantage_std"
+    """What divides the advantages ("" without any), and the key that says so: of the objective, or of what is around
+    it, such as GARDO."""
+    owners = [one for one in reversed(config.sections) if getattr(one, "advantage_std", None) is not None]
+    return (owners[0].advantage_std, f"{owners[0].method.name}.advantage_std") if owners else ("", "")
 
 
 RULES: dict[str, type[Advantages]] = {"groups": GroupAdvantages}
