@@ -1,12 +1,13 @@
 """DivGenBench's prompts: four dimensions of templates and keywords (D2-Align, arXiv 2512.24146), or a world's own.
 
+Portraits and studio shots are files, which `scripts/prompts/divgen.py` wrote.
+
 Every prompt's metadata has "dimension", "keyword" (what the report groups by) and what else its template says. A
 dimension's prompts are in rounds over its keywords, so that every beginning of them covers the keywords evenly.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import yaml
 
 from diffrl.errors import UserError
+from diffrl.prompt_sets import rows
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import write_text
 from diffrl.resources import shipped
@@ -54,8 +56,13 @@ def benchmark(world: str = "general", *, total: int = TOTAL, base: str = BASE) -
         return worlds()[world].divgen.benchmark(total)
     each = shares(total, [total] * 4)
     texts = [prompt.text for prompt in load_prompts(base)]
-    makers = (_portraits, lambda n: _based("style", texts, n), _studio_shots, lambda n: _based("tonal", texts, n))
-    return [prompt for maker, count in zip(makers, each, strict=True) for prompt in maker(count)]
+    prompts = []
+    for dimension, count in zip(DIMENSIONS, each, strict=True):
+        if dimension in keywords():
+            prompts += _based(dimension, texts, count)
+        else:
+            prompts += take([Prompt(*row) for row in rows("divgen", dimension)], count)
+    return prompts
 
 
 def small(prompts: Sequence[Prompt], each: int = SMALL) -> list[Prompt]:
@@ -79,7 +86,7 @@ def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
 
 @cache
 def keywords() -> dict[str, Any]:
-    """The shipped keyword lists."""
+    """The keywords that go with base prompts, by dimension."""
     return yaml.safe_load(shipped("assets", "prompts", "divgen.yaml").read_text(encoding="utf-8"))
 
 
@@ -97,48 +104,6 @@ def take(prompts: list[Prompt], count: int) -> list[Prompt]:
     return prompts[:count]
 
 
-def _article(words: str) -> str:
-    return "an" if words[0].lower() in "aeiou" else "a"
-
-
-def _portraits(count: int) -> list[Prompt]:
-    """Each attribute in turn, with the least used age, ethnicity and gender that it does not contradict."""
-    lists = keywords()["id"]
-    axes = {"age": lists["ages"], "ethnicity": lists["ethnicities"], "gender": lists["genders"]}
-    used: Counter[tuple[str, str]] = Counter()
-    seen: set[str] = set()
-    prompts = []
-    for attribute, limits in itertools.islice(itertools.cycle(lists["attributes"].items()), count):
-        people = list(itertools.product(*(limits.get(axis, values) for axis, values in axes.items())))
-        features = [attribute, *(f"{attribute} and {second}" for second in lists["second"] if second != attribute)]
-        free = [
-            (rank, person)
-            for rank, with_ in enumerate(features)
-            for person in people
-            if _portrait(person, with_) not in seen
-        ]
-        if not free:
-            raise UserError(f"{count} prompts asked for in the ID dimension; there are fewer different ones")
-
-        def crowd(choice: tuple[int, tuple[str, ...]]) -> tuple[int, int]:
-            """One feature before two; then how often the words are used already, each list counted by its length."""
-            words = zip(axes.items(), choice[1], strict=True)
-            return choice[0], sum(len(values) * used[axis, word] for (axis, values), word in words)
-
-        rank, person = min(free, key=crowd)
-        text = _portrait(person, features[rank])
-        seen.add(text)
-        attributes = dict(zip(axes, person, strict=True))
-        used.update(attributes.items())
-        prompts.append(Prompt(text, _metadata("id", attribute, **attributes)))
-    return prompts
-
-
-def _portrait(person: Sequence[str], features: str) -> str:
-    words = " ".join(person)
-    return f"a high-quality portrait photo of {_article(words)} {words} with {features}"
-
-
 def _based(dimension: str, bases: Sequence[str], count: int) -> list[Prompt]:
     """Keyword i with base prompt i, both lists in rounds; where the rounds meet again, the second list moves on one."""
     words: list[str] = keywords()[dimension]
@@ -152,35 +117,5 @@ def _based(dimension: str, bases: Sequence[str], count: int) -> list[Prompt]:
         text = f"a painting in the style of {word}, depicting {base}"
         if dimension == "tonal":
             text = f"an image of {base}, rendered with {word} properties"
-        prompts.append(Prompt(text, _metadata(dimension, word, base=base)))
+        prompts.append(Prompt(text, {"dimension": dimension, "keyword": word, "base": base}))
     return prompts
-
-
-def _studio_shots(count: int) -> list[Prompt]:
-    """Every number of every object, and then two different objects, since the paper's template has 320 fillings only.
-
-    The keyword is the (first) object; "objects" has the names that a detector is asked for, with their numbers.
-    """
-    lists = keywords()["layout"]
-    numbers, plurals = list(lists["numbers"].items()), list(lists["objects"].items())
-    size, prompts = len(plurals), []
-    for i in range(count):
-        turn, k = divmod(i, size)
-        named = [(plurals[k], numbers[(turn + k) % len(numbers)])]
-        if turn >= len(numbers):
-            other = turn - len(numbers)
-            if other >= size - 1:
-                raise UserError(f"{count} prompts asked for in the layout dimension; there are fewer different ones")
-            # A stride without a common factor with the number of objects: every object is second equally often.
-            named.append(
-                (plurals[(k + 1 + (7 * other) % (size - 1)) % size], numbers[(2 * turn + k + 1) % len(numbers)])
-            )
-        things = " and ".join(f"{word} {plural}" for (_, plural), (word, _) in named)
-        objects = {name: number for (name, _), (_, number) in named}
-        text = f"a studio shot of {things} on a clean white background"
-        prompts.append(Prompt(text, _metadata("layout", plurals[k][0], number=named[0][1][1], objects=objects)))
-    return prompts
-
-
-def _metadata(dimension: str, keyword: str, **more: Any) -> dict[str, Any]:
-    return {"dimension": dimension, "keyword": keyword, **more}

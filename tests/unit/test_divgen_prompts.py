@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from diffrl.divgen.prompts import DIMENSIONS, SMALL, benchmark, keywords, small, write_prompts
+from diffrl.divgen.prompts import DIMENSIONS, SMALL, benchmark, small, write_prompts
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt, load_prompts
 from diffrl_playground.grammar import parse
+from scripts.prompts.divgen import keywords
 
 GENERAL, PLAYGROUND = benchmark(), benchmark("playground")
 
