@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffrl.cli.arguments import add_drawing, drawing_of, out_file, settled, subcommand
 from diffrl.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from diffrl.prompts import Prompt
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors
 DIMENSIONS = ("id", "style", "layout", "tonal")
@@ -201,7 +197,7 @@ def _benchmark(arguments: argparse.Namespace, world: str) -> Any:
 
 
 def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.divgen.prompts import world_of
+    from diffrl.divgen.prompts import small, world_of
     from diffrl.prompts import load_prompts
 
     if arguments.prompts and (arguments.small or arguments.base):
@@ -222,22 +218,11 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.drawing import Drawing
 
     job = Job(Drawing(**given), world, None if checkpoint is None else str(checkpoint))
-    drawn = generate_images(job, _some(prompts, arguments.limit), arguments.out)
+    chosen = prompts if arguments.limit is None else small(prompts, arguments.limit)
+    drawn = generate_images(job, chosen, arguments.out)
     if os.environ.get("RANK", "0") == "0":
         print(f"{drawn} images drawn: {arguments.out}")
     return 0
-
-
-def _some(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """The first `limit` prompts of each dimension; all for None."""
-    counts: Counter[Any] = Counter()
-    chosen = []
-    for prompt in prompts:
-        dimension = prompt.metadata.get("dimension")
-        counts[dimension] += 1
-        if limit is None or counts[dimension] <= limit:
-            chosen.append(prompt)
-    return chosen
 
 
 def _looking(arguments: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any]]:
