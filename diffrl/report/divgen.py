@@ -21,8 +21,8 @@ from diffrl.records.disk import write_text
 from diffrl.records.progress import number
 from diffrl.records.verdict import listed
 from diffrl.report.data import PALETTE
-from diffrl.report.models import SCRIPT, STYLE, as_csv, as_json, ordered, table, told
-from diffrl.report.page import Markup, Page, figure
+from diffrl.report.models import PIECES, as_csv, as_json, ordered, span, table, told
+from diffrl.report.page import TEMPLATES, Markup, Page, figure
 from diffrl.report.plots import Dots, dots, radar
 from diffrl.report.walls import FEW, TITLES, apart, lost, walls
 from diffrl.resources import file_of_run
@@ -31,7 +31,6 @@ from diffrl.stats import LEVEL, holm
 SURE = 1 - LEVEL  # p-value below which a difference is called one
 LOST_SIGHT = 0.1  # a share of images without a find that is so much above the first set's makes a metric doubtful
 ROWS = 24  # keywords of one chart
-_STYLE = "<style>@media (max-width: 520px) { .meaning { display: none } }</style>"
 EMPTY = {"ids": "face", "sdi": "object"}
 SPREAD = {
     "id": ("mean cosine of faces", "within one keyword; lower is more diverse"),
@@ -112,7 +111,7 @@ def write_divgen_report(
     for file, text in ((json_file, as_json(entries, differences)), (csv_file, as_csv(entries))):
         if file is not None:
             write_text(file, text)
-    return page.write(out, SCRIPT if len(entries) >= FEW else "")
+    return page.write(out, TEMPLATES.get_template("models.js").render() if len(entries) >= FEW else "")
 
 
 def report_of_run(run: Path, each: int, per_prompt: int) -> Path | None:
@@ -179,7 +178,7 @@ def _measured(entries: Sequence[Entry]) -> list[str]:
 def _head(page: Page, entries: Sequence[Entry], differences: Sequence[str]) -> None:
     first, names, many = entries[0], _measured(entries), len(entries) >= FEW
     key = Markup('<span><i class="block" style="background-color: var(--{})"></i>{}</span>')
-    page.add(_STYLE + STYLE + str(_colors(len(entries)))).lead(f"{len(entries)} sets of images", "sub")
+    page.add(str(PIECES.style(_colors(len(entries))))).lead(f"{len(entries)} sets of images", "sub")
     if many:
         for text in _verdicts(entries, names):
             page.lead(text, "lead")
@@ -204,18 +203,13 @@ def _head(page: Page, entries: Sequence[Entry], differences: Sequence[str]) -> N
     else:
         page.table([_row(name, entries) for name in names], ["", *(entry.name for entry in entries)])
     if lines := _absent(entries):
-        items = Markup("").join(Markup("<li><b>{}</b>: {}</li>").format(*line) for line in lines)
-        page.insert(
-            Markup("<details><summary>What was left out ({})</summary><ul>{}</ul></details>").format(len(lines), items)
-        )
+        page.insert(str(PIECES.absent(lines)))
 
 
-def _colors(count: int) -> Markup:
+def _colors(count: int) -> str:
     """Colours of the sets beyond the page's own: hues far from one another."""
-    more = "; ".join(
-        f"--c{i}: hsl({i * 137.5 % 360:.0f} {55 + i % 3 * 15}% {42 + i % 4 * 6}%)" for i in range(PALETTE, count)
-    )
-    return Markup("<style>:root {{ {} }}</style>").format(Markup(more)) if more else Markup("")
+    hues = ((i, i * 137.5 % 360, 55 + i % 3 * 15, 42 + i % 4 * 6) for i in range(PALETTE, count))
+    return "; ".join(f"--c{i}: hsl({hue:.0f} {much}% {bright}%)" for i, hue, much, bright in hues)
 
 
 def _verdicts(entries: Sequence[Entry], names: Sequence[str]) -> Iterable[Markup]:
@@ -268,34 +262,21 @@ def _doubts(entry: Entry, first: Entry, names: Sequence[str]) -> Iterable[Markup
 def _row(name: str, entries: Sequence[Entry]) -> list[str]:
     metric = METRICS[name]
     where = f"{TITLES[metric.dimension]}: " if metric.dimension else ""
-    cells: list[str] = [
-        Markup(
-            '{} <span title="{}">{}</span><br><span class="tag meaning" style="white-space: normal">{}</span>'
-        ).format(metric.title, _direction(name), "↓" if metric.lower else "↑", where + metric.meaning)
-    ]
+    cells: list[str] = [PIECES.measure(metric, _direction(name), where + metric.meaning)]
     for entry in entries:
-        score, first = entry.scores.metrics[name], entries[0]
+        score = entry.scores.metrics[name]
         if score.value is None:
             cells.append("–")
             continue
-        span = f"[{number(score.low)}, {number(score.high)}]" if score.low is not None else "too few prompts"
         empty = f"no {EMPTY.get(name, 'find')} in {_empty_share(score):.0%}" if score.empty else ""
-        cell = Markup('<b>{}</b><br><span class="tag">{}</span>').format(number(score.value), span)
-        cell = cell.replace("</span>", Markup("<br>{}</span>").format(empty)) if empty else cell
-        if entry is not first:
-            cell += _change(entry, name)
-        cells.append(cell)
+        kind = {"more": "good", "less": "bad", "": "tag"}[entry.verdict(name)]
+        change = "" if entry is entries[0] else told(entry, name) or "not comparable"
+        cells.append(PIECES.value(number(score.value), span(score), empty, kind, change))
     return cells
 
 
 def _direction(name: str) -> str:
     return "lower is more diverse" if METRICS[name].lower else "higher is more diverse"
-
-
-def _change(entry: Entry, name: str) -> Markup:
-    kind = {"more": "good", "less": "bad", "": "tag"}[entry.verdict(name)]
-    text = told(entry, name) or "not comparable"
-    return Markup('<br><span class="{}" style="font-size: 13px">{}</span>').format(kind, text)
 
 
 def _absent(entries: Sequence[Entry]) -> list[tuple[str, str]]:

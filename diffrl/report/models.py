@@ -8,44 +8,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
-from diffrl.divgen.score import METRICS
+from diffrl.divgen.score import METRICS, Score
 from diffrl.records.progress import number
+from diffrl.report.page import TEMPLATES
 
 if TYPE_CHECKING:
     from diffrl.report.divgen import Entry
 
-STYLE = """<style>
-.models { width: 100%; font-size: 13.5px } .models th, .models td { padding: 4px 8px 4px 0; vertical-align: top }
-.models thead th { cursor: pointer; white-space: normal } .models thead th[aria-sort]::after { content: " ▾" }
-.models thead th[aria-sort=ascending]::after { content: " ▴" }
-.models tbody th { overflow-wrap: anywhere; max-width: 210px; text-align: left }
-.models td.less { box-shadow: inset 3px 0 var(--bad); padding-left: 7px } .models td.more { box-shadow: inset 3px 0
-  var(--good); padding-left: 7px } .models tr.less th { border-left: 5px solid var(--bad); padding-left: 6px }
-.models small { display: block; color: var(--muted) } .models td:not(.less):not(.more) { padding-left: 10px }
-@media (max-width: 760px) { .models, .models tbody, .models tr, .models td, .models tbody th { display: block }
-  .models thead tr { display: flex; flex-wrap: wrap; gap: 2px 12px } .models thead { display: block }
-  .models tbody tr { border-top: 1px solid var(--edge); padding: 6px 0 } .models tbody th { max-width: none }
-  .models td { display: flex; flex-wrap: wrap; gap: 0 10px; padding: 2px 0 2px 10px }
-  .models td small { display: inline }
-  .models td::before { content: attr(data-name); color: var(--muted); min-width: 110px } }
-</style>"""
-# Numbers fall at the first click; sets without a value stay at the end.
-SCRIPT = """
-document.querySelectorAll('.models thead th').forEach((head, column) => head.addEventListener('click', () => {
-  const body = head.closest('table').tBodies[0], down = head.getAttribute('aria-sort') !== 'descending';
-  head.parentNode.querySelectorAll('th').forEach(one => one.removeAttribute('aria-sort'));
-  head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-  const key = row => row.cells[column].dataset.value ?? '';
-  [...body.rows].sort((a, b) => {
-    const x = key(a), y = key(b);
-    if (x === '' || y === '') return (x === '') - (y === '');
-    const order = isNaN(x) || isNaN(y) ? y.localeCompare(x) : y - x;
-    return down ? order : -order;
-  }).forEach(row => body.appendChild(row));
-}));
-"""
+PIECES: Any = TEMPLATES.get_template("divgen.html.j2").module
 
 
 def ordered(entries: Sequence[Entry], by: str) -> list[Entry]:
@@ -60,39 +30,15 @@ def ordered(entries: Sequence[Entry], by: str) -> list[Entry]:
     return sorted(entries, key=key)
 
 
-def table(entries: Sequence[Entry], names: Sequence[str]) -> Markup:
+def table(entries: Sequence[Entry], names: Sequence[str]) -> str:
     """A row for each set, a column for each score; who is surely less diverse has a red edge."""
-    heads = Markup("<th>set</th>") + Markup("").join(
-        Markup('<th title="{}">{} {}</th>').format(
-            METRICS[n].meaning, METRICS[n].title, "↓" if METRICS[n].lower else "↑"
-        )
-        for n in names
-    )
-    rows = Markup("").join(_row(entry, names) for entry in entries)
-    html = '<table class="models"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
-    return Markup(html).format(heads, rows)
+    rows = [(entry, sum(entry.verdict(name) == "less" for name in names)) for entry in entries]
+    return str(PIECES.models(rows, names, METRICS, span, told, number))
 
 
-def _row(entry: Entry, names: Sequence[str]) -> Markup:
-    less = sum(entry.verdict(name) == "less" for name in names)
-    note = Markup("<small>less diverse in {} of {}</small>").format(less, len(names)) if less else ""
-    swatch = Markup(
-        '<i class="block" style="background-color: var(--{}); display: inline-block; width: 10px; height: 10px"></i> '
-    )
-    cells = Markup('<th scope="row" data-value="{}">{}{}{}</th>').format(
-        entry.name, swatch.format(entry.color), entry.name, note
-    )
-    for name in names:
-        score = entry.scores.metrics[name]
-        if score.value is None:
-            cells += Markup('<td data-name="{}" data-value="" title="{}">–</td>').format(METRICS[name].title, score.why)
-            continue
-        span = f"[{number(score.low)}, {number(score.high)}]" if score.low is not None else "too few prompts"
-        against = Markup("<small>{}</small>").format(text) if (text := told(entry, name)) else ""
-        cells += Markup('<td class="{}" data-name="{}" data-value="{}"><b>{}</b><small>{}</small>{}</td>').format(
-            entry.verdict(name), METRICS[name].title, score.value, number(score.value), span, against
-        )
-    return Markup('<tr class="{}">{}</tr>').format("less" if less else "", cells)
+def span(score: Score) -> str:
+    """A score's interval, as text."""
+    return "too few prompts" if score.low is None else f"[{number(score.low)}, {number(score.high)}]"
 
 
 def told(entry: Entry, name: str) -> str:

@@ -31,8 +31,8 @@ SMALL = 128  # pixels: images up to this size are shown pixel by pixel
 _WIDEST = 4096  # pixels of a row of images
 _THUMB = 256  # pixels: larger images are reduced to this, as JPEG, so that a report stays below some megabytes
 
-_TEMPLATES = Environment(loader=PackageLoader("diffrl.report"), autoescape=True, undefined=StrictUndefined)
-_ELEMENTS: Any = _TEMPLATES.get_template("elements.html.j2").module
+TEMPLATES = Environment(loader=PackageLoader("diffrl.report"), autoescape=True, undefined=StrictUndefined)
+_ELEMENTS: Any = TEMPLATES.get_template("elements.html.j2").module
 
 
 class Page:
@@ -107,7 +107,7 @@ def page(title: str, body: str, script: str = "") -> str:
     one that the page's policy lets run."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {"title": title, "body": body, "version": __version__, "script": script, "digest": digest}
-    return _TEMPLATES.get_template("page.html.j2").render(parts) + "\n"
+    return TEMPLATES.get_template("page.html.j2").render(parts) + "\n"
 
 
 def section(title: str, body: str, note: str = "") -> str:
