@@ -172,3 +172,13 @@ def img(path: Path, text: str, style: str = "") -> Markup:
 def table(rows: Sequence[Sequence[object]], head: Sequence[str] = (), kind: str = "facts") -> str:
     """A table; the first cell of a row is its heading. `kind`: "facts" or "numbers"."""
     return str(_ELEMENTS.table(rows, head, kind))
+
+
+def bar(parts: Sequence[tuple[float, str, str]], label: str = "") -> Markup:
+    """Parts of a whole side by side, each `(share, colour, title)`. `label`: what it shows, for who does not see it."""
+    return Markup(_ELEMENTS.bar(parts, label))
+
+
+def tile(name: str, tag: str, value: str, change: str, points: str, color: str) -> str:
+    """A number with its change, and a curve through `points` (SVG's, in 100 x 20 units) if there are any."""
+    return str(_ELEMENTS.tile(name, tag, value, change, points, color))

@@ -13,7 +13,7 @@ from diffrl.records.lock import renewed
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.records.verdict import Change, places
 from diffrl.report.data import UNITS, RunData, warnings_of
-from diffrl.report.page import Markup, escape, figure, grid, section, strip, table
+from diffrl.report.page import Markup, bar, escape, figure, grid, section, strip, table, tile
 from diffrl.report.page import curves as curves_of
 from diffrl.report.plots import Axis, Line, spans_decades, stack
 
@@ -114,16 +114,14 @@ def time_split(run: RunData) -> str:
     total = sum(shares.values())
     if not total:
         return ""
-    bar = "".join(
-        f'<span style="width: {100 * value / total:.2f}%; background: var(--{part})" title="{part}"></span>'
+    legend = Markup("").join(
+        Markup('<span><i class="block" style="background-color: var(--{})"></i>{} {:.0%} ({})</span>').format(
+            part, part, value / total, duration(value)
+        )
         for part, value in shares.items()
     )
-    legend = "".join(
-        f'<span><i class="block" style="background-color: var(--{part})"></i>{part} {value / total:.0%} '
-        f"({duration(value)})</span>"
-        for part, value in shares.items()
-    )
-    text = f'<div class="bar" role="img" aria-label="Shares of the time">{bar}</div><p class="legend">{legend}</p>'
+    parts_of_it = [(value / total, part, part) for part, value in shares.items()]
+    text = f'{bar(parts_of_it, "Shares of the time")}<p class="legend">{legend}</p>'
     text += processes(run)
     rows = [row for row in run.metrics if row.get("seconds") is not None]
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
@@ -152,14 +150,12 @@ def processes(run: RunData) -> str:
         return ""
     means = [[fmean(row[key] for row in rows) for key in keys_of] for keys_of in keys]
     longest = max(map(sum, means))
-    lines = [
-        [
-            f"process {rank}",
-            Markup(f'<div class="bar">{_segments(means[rank], longest)}</div>'),
-            f"{sum(means[rank]):.1f} s",
-        ]
-        for rank in range(ranks)
-    ]
+    colors = [("wait" if phase == "reduce" else phase) for phase in PHASES]
+    lines = []
+    for rank, own in enumerate(means):
+        rows_of = zip(PHASES, colors, own, strict=True)
+        parts = [(value / longest, color, f"{phase} {value:.2f} s") for phase, color, value in rows_of]
+        lines.append([f"process {rank}", bar(parts), f"{sum(own):.1f} s"])
     # seconds until it has its images
     ready = [[sum(row[key] for key in keys_of[: PHASES.index("wait")]) for keys_of in keys] for row in rows]
     last = [each.index(max(each)) for each in ready]
@@ -172,15 +168,6 @@ def processes(run: RunData) -> str:
         "images."
     )
     return f'<p class="note">{sentence}</p>{table(lines, kind="facts lines")}'
-
-
-def _segments(phases: Sequence[float], longest: float) -> str:
-    colors = [("wait" if phase == "reduce" else phase) for phase in PHASES]
-    return "".join(
-        f'<span style="width: {100 * value / longest:.2f}%; background: var(--{color})" '
-        f'title="{phase} {value:.2f} s"></span>'
-        for phase, color, value in zip(PHASES, colors, phases, strict=True)
-    )
 
 
 def facts(run: RunData) -> str:
@@ -240,27 +227,20 @@ def _tile(run: RunData, name: str, tag: str) -> str:
     xs, ys = run.series(f"eval/{name}")
     if not ys:
         return ""
-    delta = f"from {number(ys[0])}, {signed(run.change(name))}" if len(ys) > 1 else "one evaluation so far"
+    delta = Markup("from {}, {}").format(number(ys[0]), signed(run.change(name)))
+    delta = delta if len(ys) > 1 else Markup("one evaluation so far")
     delta += "; lower is better" if name in run.lower else ""
-    return (
-        f'<div class="card tile"><div class="tile-name">{escape(name)}<span class="tag">{tag}</span></div>'
-        f'<div class="tile-value">{number(ys[-1])}{within(run.error(name))}</div><div class="tile-change">{delta}</div>'
-        f"{_spark(xs, ys, run.color(name))}</div>"
-    )
+    value = Markup("{}{}").format(number(ys[-1]), within(run.error(name)))
+    return tile(name, tag, value, delta, _spark(xs, ys), run.color(name))
 
 
-def _spark(xs: Sequence[float], ys: Sequence[float], color: str) -> str:
-    """A curve without axes, 100 x 20 units."""
+def _spark(xs: Sequence[float], ys: Sequence[float]) -> str:
+    """Points of a curve without axes, in 100 x 20 units; none for a single value."""
     if len(xs) < 2:
         return ""
     width, low, height = (xs[-1] - xs[0]) or 1.0, min(ys), (max(ys) - min(ys)) or 1.0
-    points = " ".join(
+    return " ".join(
         f"{100 * (x - xs[0]) / width:.1f},{18 - 16 * (y - low) / height:.1f}" for x, y in zip(xs, ys, strict=True)
-    )
-    return (
-        f'<svg class="spark" viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true"><polyline '
-        f'points="{points}" fill="none" style="stroke: var(--{color})" stroke-width="2" '
-        f'vector-effect="non-scaling-stroke"/></svg>'
     )
 
 
