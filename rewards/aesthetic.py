@@ -50,7 +50,7 @@ class Aesthetic:
         measures="predicted rating of the picture, without regard to the prompt (trained on ratings from 1 to 10)",
         range=(float("-inf"), float("inf")),
         citation="LAION aesthetic predictor v2 (Schuhmann 2022); v2.5 (discus0434 2024, "
-        "github.com/discus0434/aesthetic-predictor-v2-5); playground: playground/taste.py",
+        "github.com/discus0434/aesthetic-predictor-v2-5); playground: scripts/playground/taste.py",
         weights="playground: shipped (30 kB, on its CLIP); v2: 4 MB, on OpenAI's ViT-L/14 (1.7 GB); v2.5: 5 MB, on "
         "SigLIP so400m (1.7 GB)",
         licence="playground: Apache-2.0; v2: Apache-2.0; v2.5: AGPL-3.0; OpenAI's CLIP: MIT; SigLIP: Apache-2.0",

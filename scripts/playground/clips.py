@@ -14,13 +14,14 @@ from clip_building import build_clip, clip_config
 from optimisers import optimisers_of
 from pool import CAPTIONS, NOTHING, SIZES, Pool
 from stage import Stage
+from taste import taste
 from texts import HEADS, targets
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
 from diffrl_playground.renderer import render
-from diffrl_playground.taste import rated_pair, taste
+from diffrl_playground.taste import rated_pair
 
 BATCH = 128
 READ = 1.0  # weight of the throw-away heads' loss

@@ -20,7 +20,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import initial_noise
 from diffrl_playground.renderer import draw
 from diffrl_playground.scenes import sample_caption
-from diffrl_playground.taste import taste
+from scripts.playground.taste import taste
 
 ASSETS = shipped("assets", "playground")
 
