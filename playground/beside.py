@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 log = logging.getLogger(__name__)
-FEWEST = 16  # images for which others are asked
 MOST = 8  # processes
 
 
@@ -104,7 +103,7 @@ if hasattr(os, "register_at_fork"):
 def ask(pixels: np.ndarray, prompts: Sequence[str]) -> list[Any] | None:
     """Verdicts by the processes beside this one, started when they are first asked; None: judge here."""
     global _others, _off
-    if len(pixels) < FEWEST or not spare():
+    if not spare():
         return None
     with _asking:
         if _off:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from .grammar import (
     possible,
 )
 from .sight import SIZE, to_pixels
-from .verifier import see
+from .verifier import glance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,9 +43,19 @@ def benchmark(total: int) -> list[Prompt]:
     """The prompts of all four dimensions. There are no more than 912 different prompts of heads; the other dimensions
     share what the ID dimension lacks.
     """
-    heads = _heads()
-    counts = shares(total, [len(heads), total, total, total])
-    parts = [heads, _styled(), _counted(), _toned()]
+    about = {name: ("", *_FEATURES[name]) for name in ("mood", "glasses", "hat")} | _GROUND
+    heads = {
+        f"{skin} skin, {hair} hair": _captions("heads", {"skin": skin, "hair": hair}, about)
+        for skin, hair in itertools.product(SKINS, HAIRS)
+    }
+    counted = {"shape": SHAPES, "color": COLORS, **_GROUND, "tone": ("", *TONES)}
+    parts = [
+        _rounds("id", heads),
+        _rounds("style", {style: _of_shapes({"style": style}) for style in STYLES}),
+        _rounds("layout", {word: _captions("counts", {"count": str(n)}, counted) for word, n in NUMBERS.items()}),
+        _rounds("tonal", {tone: _of_shapes({"tone": tone}) for tone in TONES}),
+    ]
+    counts = shares(total, [len(parts[0]), total, total, total])
     return [prompt for part, count in zip(parts, counts, strict=True) for prompt in take(part, count)]
 
 
@@ -70,15 +80,6 @@ def _captions(kind: str, always: dict[str, str], options: dict[str, Sequence[str
     return captions
 
 
-def _heads() -> list[Prompt]:
-    rest = {name: ("", *_FEATURES[name]) for name in ("mood", "glasses", "hat")} | _GROUND
-    tables = {
-        f"{skin} skin, {hair} hair": _captions("heads", {"skin": skin, "hair": hair}, rest)
-        for skin, hair in itertools.product(SKINS, HAIRS)
-    }
-    return _rounds("id", tables)
-
-
 def _of_shapes(attributes: dict[str, str]) -> list[Any]:
     """Captions of one coloured thing, and of two in the shapes' order, with `attributes`; grounds free or not."""
     captions = _captions("objects", attributes, {"shape": SHAPES, "color": COLORS, **_GROUND})
@@ -86,19 +87,6 @@ def _of_shapes(attributes: dict[str, str]) -> list[Any]:
         shapes = {"shape/1": first, "shape/2": second}
         captions += _captions("pairs", attributes | shapes, {"color/1": COLORS, "color/2": COLORS, **_GROUND})
     return captions
-
-
-def _styled() -> list[Prompt]:
-    return _rounds("style", {style: _of_shapes({"style": style}) for style in STYLES})
-
-
-def _counted() -> list[Prompt]:
-    options = {"shape": SHAPES, "color": COLORS, **_GROUND, "tone": ("", *TONES)}
-    return _rounds("layout", {w: _captions("counts", {"count": str(n)}, options) for w, n in NUMBERS.items()})
-
-
-def _toned() -> list[Prompt]:
-    return _rounds("tonal", {tone: _of_shapes({"tone": tone}) for tone in TONES})
 
 
 class Head:
@@ -114,15 +102,12 @@ class Head:
         pass
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        result: list[Found] = []
-        for image in to_pixels(images):
-            head = see(image).head
-            if head is None:
-                result.append(None)
-                continue
-            shown = [head[name] == value for name, values in _FEATURES.items() for value in values]
-            result.append(np.array(shown, np.float32))
-        return result
+        return [None if seen.head is None else _one_hot(seen.head) for seen in glance(to_pixels(images))]
+
+
+def _one_hot(head: Mapping[str, str]) -> np.ndarray:
+    shown = [head[name] == value for name, values in _FEATURES.items() for value in values]
+    return np.array(shown, np.float32)
 
 
 class Boxes:
@@ -134,7 +119,7 @@ class Boxes:
         pass
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        layouts = [see(image).layout for image in to_pixels(images)]
+        layouts = [seen.layout for seen in glance(to_pixels(images))]
         return [np.array(boxes, np.float32) / SIZE if boxes else None for boxes in layouts]
 
 

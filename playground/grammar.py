@@ -98,20 +98,6 @@ _NUMBER_OF = {str(value): name for name, value in NUMBERS.items()}
 
 
 @dataclass(frozen=True)
-class Fact:
-    """One claim of a prompt. `name` is unique within the prompt, `thing` the index of the thing that it is about."""
-
-    kind: str
-    wanted: str
-    thing: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            object.__setattr__(self, "name", self.kind)
-
-
-@dataclass(frozen=True)
 class Caption:
     """What a prompt says: the kind of scene, and the value of each stated fact (`attributes`, by name)."""
 
@@ -156,13 +142,9 @@ def swapped(attributes: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def facts(caption: Caption) -> list[Fact]:
-    """What a caption claims, in a fixed order; what it does not say is no fact."""
-    return [
-        Fact(kind_of(name), caption.attributes[name], int(name.partition("/")[2] or 1) - 1, name)
-        for name in NAMES[caption.kind]
-        if name in caption.attributes
-    ]
+def facts(caption: Caption) -> dict[str, str]:
+    """What a caption claims, by the facts' names and in a fixed order; what it does not say is no fact."""
+    return {name: caption.attributes[name] for name in NAMES[caption.kind] if name in caption.attributes}
 
 
 def _subject(caption: Caption) -> str:
@@ -289,14 +271,6 @@ def possible(caption: Caption) -> bool:
         features = sum(name in attributes for name in _FEATURES)
         return features <= MOST_OF_A_HEAD and not ("style" in attributes or "tone" in attributes)
     return True
-
-
-def vocabulary() -> list[str]:
-    """All words and punctuation marks of the grammar, sorted, without the quoted words."""
-    words = {"a", "the", "word", "in", "on", "and", "with", "no", "head", "hair", "hat", "glasses", "shape", ",", '"'}
-    words.update(SHAPES, (shape + "s" for shape in _ANY), COLORS, BACKGROUNDS, STYLES, TONES, NUMBERS, SKINS, MOODS)
-    words.update(*(relation.split() for relation in RELATIONS))
-    return sorted(words)
 
 
 def pick(rng: np.random.Generator, options: Sequence[str]) -> str:

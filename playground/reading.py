@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .grammar import NAMES, TWO_THINGS, Caption
-from .scenes import HALVES, LARGE, SIZE, SIZES, quarter_of
+from .scenes import HALVES, LARGE, QUARTERS, SIZE, SIZES, quarter_of
 from .things import Thing
 from .verifier import Observation
 
@@ -26,21 +26,22 @@ def observe(seen: Observation, caption: Caption) -> dict[str, str | None]:
     if caption.kind == "words":
         word = seen.word
         if word is not None and word.text is not None:
-            colors = {thing.color for thing in seen.things}
             values["word"] = word.text
-            values["color"] = colors.pop() if len(colors) == 1 else None
+            values["color"] = _only(seen.things, "color")
             values["position"] = HALVES[word.y >= SIZE / 2]
         return values
     return values | _observed_things(seen, caption)
 
 
+def _only(things: Sequence[Thing], name: str) -> str | None:
+    """What all things have in common of `name`, or None."""
+    values = {getattr(thing, name) for thing in things}
+    return values.pop() if len(values) == 1 else None
+
+
 def _observed_things(seen: Observation, caption: Caption) -> dict[str, str | None]:
     things = seen.things
-    styles, tones = ({getattr(thing, name) for thing in things} for name in ("style", "tone"))
-    values: dict[str, str | None] = {
-        "style": styles.pop() if len(styles) == 1 else None,
-        "tone": tones.pop() if len(tones) == 1 else None,
-    }
+    values = {name: _only(things, name) for name in ("style", "tone")}
     if caption.kind in TWO_THINGS:
         pair = _paired(things, caption)
         if pair is None:
@@ -48,9 +49,7 @@ def _observed_things(seen: Observation, caption: Caption) -> dict[str, str | Non
         for i, thing in enumerate(pair, start=1):
             values |= {f"shape/{i}": thing.shape, f"color/{i}": thing.color}
         return values | {"relation": relation_of(*pair)}
-    shapes, colors = ({getattr(thing, name) for thing in things} for name in ("shape", "color"))
-    values["shape"] = shapes.pop() if len(shapes) == 1 else None
-    values["color"] = colors.pop() if len(colors) == 1 else None
+    values |= {name: _only(things, name) for name in ("shape", "color")}
     if caption.kind == "objects" and len(things) == 1:
         values["position"] = quarter_of(things[0].x, things[0].y)
         values["size"] = SIZES[things[0].radius >= LARGE] if things[0].shape else None
@@ -58,11 +57,8 @@ def _observed_things(seen: Observation, caption: Caption) -> dict[str, str | Non
         values["count"] = str(len(things))
         quarters = {quarter_of(thing.x, thing.y) for thing in things}
         if len(quarters) == len(things) == int(caption.attributes["count"]):
-            values["layout"] = " + ".join(q for q in _QUARTERS if q in quarters)
+            values["layout"] = " + ".join(q for q in QUARTERS if q in quarters)
     return values
-
-
-_QUARTERS = tuple(quarter_of(x, y) for y in (0.0, SIZE - 1.0) for x in (0.0, SIZE - 1.0))
 
 
 def _paired(things: Sequence[Thing], caption: Caption) -> tuple[Thing, Thing] | None:

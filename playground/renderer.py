@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from .grammar import BACKGROUNDS, COLORS, HAIRS, SKINS, parse
-from .scenes import REACH, SIZE, Scene, complete
+from .scenes import REACH, SIZE, Place, Scene, complete
 
 __all__ = ["GROUNDS", "HAT", "INK", "PALETTE", "REACH", "SCALE", "SIZE", "SKIN", "draw", "render", "stamp", "toned"]
 
@@ -79,37 +79,34 @@ def _corners(shape: str, x: float, y: float, radius: float) -> list[float]:
 
 
 @functools.cache
-def _bars(size: int) -> Image.Image:
+def _bars() -> Image.Image:
     """Stripes over the whole picture: rows of BAR pixels of thing, then of ground, from the top edge on."""
-    rows = (np.arange(size * SCALE) // (BAR * SCALE)) % 2 == 0
-    return Image.fromarray(np.repeat(rows[:, None] * np.uint8(255), size * SCALE, axis=1))
+    rows = (np.arange(SIZE * SCALE) // (BAR * SCALE)) % 2 == 0
+    return Image.fromarray(np.repeat(rows[:, None] * np.uint8(255), SIZE * SCALE, axis=1))
 
 
-def stamp(shape: str, style: str, x: float, y: float, radius: float, size: int = SIZE) -> Image.Image:
-    """The mask ("L", drawn large: `size * SCALE` on a side) of a shape with its middle at (x, y)."""
-    side = size * SCALE
-    mask = Image.new("L", (side, side))
-    pen = ImageDraw.Draw(mask)
-    points = _corners(shape, x, y, radius)
-    if style == "filled":
-        pen.polygon(points, fill=255)
-    elif style == "outlined":
-        pen.polygon(points, outline=255, width=round(LINE * SCALE))
-    else:
-        pen.polygon(points, fill=255)
-        mask = ImageChops.multiply(mask, _bars(size))
-        ImageDraw.Draw(mask).polygon(points, outline=255, width=round(RIM * SCALE))
+def stamp(shape: str, x: float, y: float, radius: float, line: float = 0.0, size: int = SIZE) -> Image.Image:
+    """The mask ("L", drawn large: `size * SCALE` on a side) of a shape with its middle at (x, y): filled, or its
+    outline, `line` pixels wide."""
+    mask = Image.new("L", (size * SCALE, size * SCALE))
+    look = {"outline": 255, "width": round(line * SCALE)} if line else {"fill": 255}
+    ImageDraw.Draw(mask).polygon(_corners(shape, x, y, radius), **look)
     return mask
 
 
+def _styled(shape: str, style: str, place: Place) -> Image.Image:
+    """The mask of a shape in a style."""
+    if style == "outlined":
+        return stamp(shape, *place, LINE)
+    filled = stamp(shape, *place)
+    if style == "filled":
+        return filled
+    return ImageChops.lighter(ImageChops.multiply(filled, _bars()), stamp(shape, *place, RIM))
+
+
 def _draw_shapes(canvas: Image.Image, scene: Scene) -> None:
-    pen = ImageDraw.Draw(canvas)
-    for shape, name, (x, y, radius) in scene.things():
-        color = toned(PALETTE[name], scene["tone"])
-        if scene["style"] == "filled":
-            pen.polygon(_corners(shape, x, y, radius), fill=color)
-        else:
-            canvas.paste(color, (0, 0), stamp(shape, scene["style"], x, y, radius))
+    for shape, color, place in scene.things():
+        canvas.paste(toned(PALETTE[color], scene["tone"]), (0, 0), _styled(shape, scene["style"], place))
 
 
 @functools.cache

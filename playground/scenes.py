@@ -72,35 +72,17 @@ class Scene:
         return Caption(self.kind, {name: self.facts[name] for name in NAMES[self.kind] if name in names})
 
 
-@dataclass(frozen=True)
-class Free:
-    """A fact that a caption leaves free: its values, and how likely each is in true pictures (the sum is 1)."""
-
-    name: str
-    values: tuple[str, ...]
-    shares: tuple[float, ...]
-
-    @property
-    def differs(self) -> float:
-        """The chance that two true pictures of the caption differ in it."""
-        return 1.0 - sum(share * share for share in self.shares)
-
-
-def free(caption: Caption) -> list[Free]:
-    """The facts that a caption leaves free, each with its distribution in true pictures of the caption.
+def free(caption: Caption) -> dict[str, tuple[str, ...]]:
+    """The facts that a caption leaves free, by name: the values that it may have, all equally likely in true pictures
+    of the caption.
 
     A fact with one possible value only (the layout of four things) is not among them.
     """
     attributes = caption.attributes
-    names = []
-    for name in NAMES[caption.kind]:
-        if name not in attributes:
-            other = attributes.get(_OTHER.get(name, ""))
-            values = tuple(value for value in VALUES[kind_of(name)] if value != other)
-            names.append(Free(name, values, (1 / len(values),) * len(values)))
-    for name, values in _bins(caption).items():
-        names.append(Free(name, values, (1 / len(values),) * len(values)))
-    return names
+    names = [name for name in NAMES[caption.kind] if name not in attributes]
+    others = {name: attributes.get(_OTHER.get(name, "")) for name in names}
+    facts = {name: tuple(value for value in _VALUES_OF[name] if value != others[name]) for name in names}
+    return facts | _bins(caption)
 
 
 def _bins(caption: Caption) -> dict[str, tuple[str, ...]]:

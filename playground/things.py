@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 from scipy import ndimage
 
 from . import masks
@@ -185,7 +185,7 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     profiles, labels = [], []
     for number, shape in enumerate(SHAPES):
         for radius in _RADII:
-            mask = np.asarray(stamp(shape, "filled", 32, 32, radius).reduce(SCALE), np.float32) / 255.0
+            mask = _soft(stamp(shape, 32, 32, radius))
             for turn in _TURNS if shape != "circle" else (0,):
                 turned = ndimage.rotate(mask, turn, reshape=False, order=1) if turn else mask
                 for blur in (_BLUR_SEEN, 1.6):
@@ -243,22 +243,16 @@ def _patterns(shape: str, radius: float) -> tuple[np.ndarray, np.ndarray, np.nda
     """The paint of each style on the square's places: filled and outlined (n,), stripes with all places of the bars
     (n, k)."""
     size = 2 * _HALF + 1
-    middle = (_HALF + 0.5, _HALF + 0.5, radius, size)
-    filled, hollow, rim = (_soft(shape, *middle, line) for line in (0.0, LINE, RIM))
+    middle = (_HALF + 0.5, _HALF + 0.5, radius)
+    filled, hollow, rim = (_soft(stamp(shape, *middle, line, size)) for line in (0.0, LINE, RIM))
     rows = np.arange(size)[:, None]
     bars = [np.maximum(rim, filled * (((rows + phase) // BAR) % 2 == 0)) for phase in range(2 * BAR)]
     full, line, *stripes = (ndimage.gaussian_filter(p, _BLUR_SEEN).ravel() for p in (filled, hollow, *bars))
     return full, line, np.stack(stripes, axis=1)
 
 
-def _soft(shape: str, x: float, y: float, radius: float, size: int, line: float) -> np.ndarray:
-    """A shape's mask, (size, size) in [0, 1]: filled, or its outline of a width in pixels."""
-    mask = Image.new("L", (size * SCALE, size * SCALE))
-    points = (SCALE * (np.array([x, y]) + radius * outline(shape))).ravel().tolist()
-    if line:
-        ImageDraw.Draw(mask).polygon(points, outline=255, width=round(line * SCALE))
-    else:
-        ImageDraw.Draw(mask).polygon(points, fill=255)
+def _soft(mask: Image.Image) -> np.ndarray:
+    """A mask that was drawn large, in [0, 1]."""
     return np.asarray(mask.reduce(SCALE), np.float32) / 255.0
 
 

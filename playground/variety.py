@@ -15,35 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from .grammar import kind_of, parse, understood
+from .grammar import parse, understood
 from .reading import observe
 from .scenes import free
 from .sight import to_pixels
 from .verifier import glance
-
-
-@dataclass(frozen=True)
-class Variety:
-    """`value`: mean over the free facts of all prompts, or None if no pair could be read. `by_fact`: the same for each
-    kind of fact. `unreadable`: share of the readings that failed, in [0, 1]. `readings`: how many were tried.
-    """
-
-    value: float | None
-    by_fact: Mapping[str, float]
-    unreadable: float
-    readings: int
-
-
-def variety(images: Any, prompts: Sequence[str]) -> Variety:
-    """The variety of images (as `verifier.verify` takes them), one prompt each; images of equal prompts are a group.
-
-    Raises ValueError for images of another form, a prompt that is not of the world, or lengths that differ.
-    """
-    table: dict[str, dict[str, list[str | None]]] = {prompt: {} for prompt in prompts}
-    for prompt, reading in zip(prompts, shown(images, prompts), strict=True):
-        for name, value in reading.items():
-            table[prompt].setdefault(name, []).append(value)
-    return variety_of_readings(table)
 
 
 @dataclass(frozen=True)
@@ -59,12 +35,12 @@ def tally(prompt: str, readings: Mapping[str, Sequence[str | None]]) -> Tally:
     """The prompt's part of the variety from free fact -> what each of its pictures shows (None: unreadable)."""
     shares: dict[str, float] = {}
     tried = failed = 0
-    for fact in free(parse(prompt)):
-        values = readings[fact.name]
+    for name, possible in free(parse(prompt)).items():
+        values, chance = readings[name], 1 / len(possible)
         read = [value for value in values if value is not None]
         tried, failed = tried + len(values), failed + len(values) - len(read)
         if len(read) >= 2:
-            shares[fact.name] = differing(read) / fact.differs
+            shares[name] = differing(read) / (1.0 - sum([chance * chance] * len(possible)))
     return Tally(shares, tried, failed)
 
 
@@ -79,26 +55,8 @@ def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
     for seen, prompt in zip(glance(pixels), prompts, strict=True):
         caption = parse(prompt)
         reading = observe(seen, caption)
-        values.append({fact.name: reading.get(fact.name) for fact in free(caption)})
+        values.append({name: reading.get(name) for name in free(caption)})
     return values
-
-
-def variety_of_readings(table: Mapping[str, Mapping[str, Sequence[str | None]]]) -> Variety:
-    """Variety from prompt -> free fact -> what each picture shows."""
-    shares: dict[str, list[float]] = {}
-    tried = failed = 0
-    for prompt, readings in table.items():
-        part = tally(prompt, readings)
-        tried, failed = tried + part.tried, failed + part.failed
-        for name, share in part.shares.items():
-            shares.setdefault(kind_of(name), []).append(share)
-    every = [share for readings in shares.values() for share in readings]
-    return Variety(
-        value=sum(every) / len(every) if every else None,
-        by_fact={name: sum(readings) / len(readings) for name, readings in sorted(shares.items())},
-        unreadable=failed / tried if tried else 0.0,
-        readings=tried,
-    )
 
 
 def differing(values: Sequence[str]) -> float:

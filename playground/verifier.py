@@ -17,18 +17,20 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import ndimage
 
-from .beside import ask
-from .faces import Face, find_face
 from .grammar import BACKGROUNDS, COLORS, HAIRS, SHAPED, SHAPES, SKINS, STYLES, TONES, TWO_THINGS, Caption, facts, parse
-from .letters import Word, read
 from .renderer import GROUNDS, PALETTE
+from .scenes import COUNT_RADII, OBJECT_RADII, PAIR_RADII
 from .sight import Box, View, ramp, to_pixels, views
 from .things import MIN_PURE, MOST_THINGS, Thing, look
+
+if TYPE_CHECKING:
+    from .faces import Face
+    from .letters import Word
 
 Answer = tuple[float, bool]  # partial credit, strict
 
@@ -36,7 +38,7 @@ NO: Answer = (0.0, False)
 TILT = 9.0  # degrees
 _GROUNDS = np.array([GROUNDS[ground] for ground in BACKGROUNDS], np.float32)
 # The smallest and the largest radius that the world draws, in pixels; 0.7 and 1.25 times that is tolerated.
-_RADII = {"objects": (14.0, 21.0), "counts": (9.0, 11.0), "pairs": (10.5, 12.0), "relations": (10.5, 12.0)}
+_RADII = {"objects": OBJECT_RADII, "counts": COUNT_RADII, "pairs": PAIR_RADII, "relations": PAIR_RADII}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Observation:
     @functools.cached_property
     def word(self) -> Word | None:
         """What stands where a word would."""
+        from .letters import read
+
         word = read(self.view)
         if word is None or word.text is not None:
             return word
@@ -105,6 +109,8 @@ class Observation:
     @functools.cached_property
     def face(self) -> Face | None:
         """The measurements of a cartoon head, or None where nothing is large enough."""
+        from .faces import find_face
+
         face = find_face(self.view)
         if face is None or face.sure:
             return face
@@ -136,6 +142,7 @@ def see(image: np.ndarray) -> Observation:
 
 _SEEN: OrderedDict[bytes, Observation] = OrderedDict()
 _KEEP = 128  # images, 250 kB each
+FEWEST = 16  # images for which other processes are asked
 _TOGETHER = 16  # images that are looked at at once: their arrays stay in the processor's cache
 
 
@@ -171,6 +178,10 @@ def verify(images: Any, prompts: Sequence[str]) -> list[Verdict]:
     pixels = to_pixels(images)
     if len(pixels) != len(prompts):
         raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
+    if len(pixels) < FEWEST:
+        return judged(pixels, prompts)
+    from .beside import ask
+
     return ask(pixels, prompts) or judged(pixels, prompts)
 
 
@@ -196,7 +207,7 @@ def judge(seen: Observation, caption: Caption) -> Verdict:
         answers = _thing_answers(seen, caption)
     if "background" in caption.attributes:
         answers["background"] = _background(seen, caption.attributes["background"])
-    reported = {fact.name: answers.get(fact.name, NO) for fact in facts(caption)}
+    reported = {name: answers.get(name, NO) for name in facts(caption)}
     return Verdict(
         facts={name: 0.5 * (credit + right) for name, (credit, right) in reported.items()},
         strict={name: right for name, (_, right) in reported.items()},
@@ -252,6 +263,17 @@ def _style(thing: Thing, wanted: str) -> Answer:
     return 0.6 * share + 0.4 * ramp(share - other, -0.5, 0.1), thing.style == wanted
 
 
+_LOOK = {"style": _style, "tone": _tone}  # what is said of all things
+
+
+def _answers_of(thing: Thing, caption: Caption, slot: str = "") -> dict[str, Answer]:
+    """Of one thing's shape, and of its colour where one is said; `slot`: "/1" or "/2" of two things."""
+    answers = {f"shape{slot}": _shape(thing, caption.attributes.get(f"shape{slot}"), caption.kind)}
+    if f"color{slot}" in caption.attributes:
+        answers[f"color{slot}"] = _color(thing, caption.attributes[f"color{slot}"])
+    return answers
+
+
 def _mean(answers: Sequence[Answer]) -> Answer:
     """All must hold; no answers is no."""
     return (sum(a[0] for a in answers) / len(answers), all(a[1] for a in answers)) if answers else NO
@@ -264,16 +286,14 @@ def _thing_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
         return {}
     wanted = int(attributes.get("count", "2" if caption.kind in TWO_THINGS else "1"))
     if caption.kind in TWO_THINGS:
-        answers, taken = _two_answers(things, caption)
+        answers, places = _two_answers(things, caption)
+        taken = [things[place] for place in places.values()]
     else:
-        taken = list(things)
-        answers = {"shape": _mean([_shape(thing, attributes.get("shape"), caption.kind) for thing in taken])}
-        if "color" in attributes:
-            answers["color"] = _mean([_color(thing, attributes["color"]) for thing in taken])
-    if "style" in attributes:
-        answers["style"] = _mean([_style(thing, attributes["style"]) for thing in taken])
-    if "tone" in attributes:
-        answers["tone"] = _mean([_tone(thing, attributes["tone"]) for thing in taken])
+        taken, each = things, [_answers_of(thing, caption) for thing in things]
+        answers = {name: _mean([one[name] for one in each]) for name in each[0]}
+    for name, rule in _LOOK.items():
+        if name in attributes:
+            answers[name] = _mean([rule(thing, attributes[name]) for thing in taken])
     number = sum(ramp(part.area, 10.0, 60.0) for part in seen.view.parts)
     counted = ramp(abs(number - wanted), wanted, 0.0)
     if "count" in attributes:
@@ -294,59 +314,41 @@ def by_thing(seen: Observation, caption: Caption) -> list[list[bool]]:
     things, attributes = seen.things, caption.attributes
     if caption.kind not in SHAPED or not things:
         return []
-    look = [(name, rule) for name, rule in (("style", _style), ("tone", _tone)) if name in attributes]
     asked: dict[int, list[bool]] = {}  # by the thing's place
     if caption.kind in TWO_THINGS:
         answers, taken = _two_answers(things, caption)
-        slots = [i for i in (1, 2) if f"shape/{i}" in answers]
-        for slot, thing in zip(slots, taken, strict=True):
-            place = next(j for j, one in enumerate(things) if one is thing)
+        for slot, place in taken.items():
             asked[place] = [right for name, (_, right) in answers.items() if name.endswith(f"/{slot}")]
     else:
         for place, thing in enumerate(things):
-            asked[place] = [_shape(thing, attributes.get("shape"), caption.kind)[1]]
-            asked[place] += [_color(thing, attributes["color"])[1]] if "color" in attributes else []
+            asked[place] = [right for _, right in _answers_of(thing, caption).values()]
         best = sorted(asked, key=lambda place: -sum(asked[place]))[: int(attributes.get("count", "1"))]
         asked = {place: asked[place] for place in best}
-    return [
-        [*asked[place], *(rule(thing, attributes[name])[1] for name, rule in look)]
-        if place in asked and thing.named
-        else [False]
-        for place, thing in enumerate(things)
-    ]
+    for place, rights in asked.items():
+        rights += [rule(things[place], attributes[name])[1] for name, rule in _LOOK.items() if name in attributes]
+    return [asked.get(place, [False]) if thing.named else [False] for place, thing in enumerate(things)]
 
 
-def _two_answers(things: Sequence[Thing], caption: Caption) -> tuple[dict[str, Answer], list[Thing]]:
-    attributes = caption.attributes
-
-    def answers_of(i: int, thing: Thing) -> dict[str, Answer]:
-        result = {f"shape/{i}": _shape(thing, attributes.get(f"shape/{i}"), caption.kind)}
-        if f"color/{i}" in attributes:
-            result[f"color/{i}"] = _color(thing, attributes[f"color/{i}"])
-        return result
-
-    table = [[answers_of(i, thing) for thing in things] for i in (1, 2)]
+def _two_answers(things: Sequence[Thing], caption: Caption) -> tuple[dict[str, Answer], dict[int, int]]:
+    """The answers, and the place among the things of that which is taken for the first (1) and the second (2)."""
+    table = [[_answers_of(thing, caption, slot) for thing in things] for slot in ("/1", "/2")]
     value = [[sum(credit for credit, _ in answers.values()) for answers in row] for row in table]
     slots = [*range(len(things)), -1]  # -1: nothing for this thing
     first, second = max(
         itertools.permutations(slots, 2), key=lambda pick: sum(value[i][j] for i, j in enumerate(pick) if j >= 0)
     )
     answers = {**(table[0][first] if first >= 0 else {}), **(table[1][second] if second >= 0 else {})}
-    taken = [things[j] for j in (first, second) if j >= 0]
-    if "relation" in attributes and len(taken) == 2:
-        answers["relation"] = _relation(taken[0], taken[1], attributes["relation"], answers)
+    taken = {i: place for i, place in ((1, first), (2, second)) if place >= 0}
+    if "relation" in caption.attributes and len(taken) == 2:
+        answers["relation"] = _relation(things[first], things[second], caption.attributes["relation"], answers)
     return answers, taken
 
 
 def _relation(first: Thing, second: Thing, relation: str, answers: dict[str, Answer]) -> Answer:
     """Holds if both are the things that are meant, the first at least 6 pixels that way, and less to the side."""
     right, down = first.x - second.x, first.y - second.y
-    ahead, aside = {
-        "left of": (-right, down),
-        "right of": (right, down),
-        "above": (-down, right),
-        "below": (down, right),
-    }[relation]
+    ahead = {"left of": -right, "right of": right, "above": -down, "below": down}[relation]
+    aside = down if relation in ("left of", "right of") else right
     credit = ramp(ahead, -24.0, 12.0) * (0.5 + 0.5 * ramp(ahead - abs(aside), -20.0, 6.0))
     known = min(credit for credit, _ in answers.values())
     correct = all(right for _, right in answers.values())
@@ -366,10 +368,8 @@ def _word_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
         colors = [_color(thing, attributes["color"]) for thing in seen.things]
         shares = areas / areas.sum()
         likeness = float(word.matches.max(1).mean())
-        answers["color"] = (
-            ramp(likeness, 0.3, 0.75) * float(sum(s * c for s, (c, _) in zip(shares, colors, strict=True))),
-            legible and all(right for _, right in colors),
-        )
+        credit = ramp(likeness, 0.3, 0.75) * float(sum(s * c for s, (c, _) in zip(shares, colors, strict=True)))
+        answers["color"] = (credit, legible and all(right for _, right in colors))
     return answers
 
 
@@ -379,10 +379,9 @@ def _head_answers(face: Face | None, caption: Caption) -> dict[str, Answer]:
         return {}
     attributes = caption.attributes
     answers: dict[str, Answer] = {}
-    if "skin" in attributes:
-        answers["skin"] = _among(face.skin, SKINS.index(attributes["skin"]))
-    if "hair" in attributes:
-        answers["hair"] = _among(face.hair, HAIRS.index(attributes["hair"]))
+    for name, distance, names in (("skin", face.skin, SKINS), ("hair", face.hair, HAIRS)):
+        if name in attributes:
+            answers[name] = _among(distance, names.index(attributes[name]))
     if "mood" in attributes:
         signed = face.smile if attributes["mood"] == "smiling" else -face.smile
         answers["mood"] = (ramp(signed, -2.5, 2.5) * ramp(face.mouth, 0.0, 0.5), signed > 0.8 and face.mouth > 0.3)

@@ -90,7 +90,9 @@ class Playground:
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """True for prompts of the world that state a fact of the chosen kinds."""
         caption = understood(prompt)
-        return caption is not None and (self.facts is None or any(f.kind in self.facts for f in facts_of(caption)))
+        if caption is None or self.facts is None:
+            return caption is not None
+        return any(kind_of(name) in self.facts for name in facts_of(caption))
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) in [0, 1] of images (B, 3, 64, 64) in [0, 1]."""
@@ -110,7 +112,7 @@ class Playground:
         if self.facts is None:
             return {"reward": verdict.reward, "strict": verdict.score, "all_right": float(verdict.all_right)}[self.mode]
         chosen: Mapping[str, float] = verdict.facts if self.mode == "reward" else verdict.strict
-        values = [float(chosen[fact.name]) for fact in facts_of(parse(prompt)) if fact.kind in self.facts]
+        values = [float(chosen[name]) for name in facts_of(parse(prompt)) if kind_of(name) in self.facts]
         return float(all(values)) if self.mode == "all_right" else sum(values) / len(values)
 
 

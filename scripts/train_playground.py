@@ -54,7 +54,7 @@ from clips import train_aesthetic, train_clip, train_preference
 from drawing import Prompts, encode_pool, train_drawing
 from pool import Pool, make_pool, open_pool
 from texts import Texts, train_texts
-from tokenizer import write_tokenizer
+from tokenizer import vocabulary, write_tokenizer
 from turbo import save_turbo, train_turbo
 
 from diffrl_playground import grammar
@@ -78,7 +78,7 @@ class Work:
         self.folder, self.out, self.minutes, self.scenes, self.seed = folder, out, minutes, scenes, seed
         folder.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        write_tokenizer(folder / "tokenizer", grammar.vocabulary(), grammar.LETTERS)
+        write_tokenizer(folder / "tokenizer", vocabulary(), grammar.LETTERS)
         self.tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
 
     def pool(self) -> Pool:

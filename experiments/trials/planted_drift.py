@@ -22,9 +22,10 @@ import diffrl
 from diffrl_playground import grammar
 from diffrl_playground.scenes import prompt_set
 from diffrl_playground.taste import BIAS
-from diffrl_playground.variety import shown, variety
+from diffrl_playground.variety import shown
 from diffrl_playground.verifier import verify
 from experiments import command
+from experiments.variety import variety
 
 FACTS = {"style": grammar.STYLES, "tone": grammar.TONES}
 

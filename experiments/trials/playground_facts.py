@@ -27,9 +27,9 @@ from diffrl_playground.artefact import artefact
 from diffrl_playground.grammar import facts, kind_of, parse
 from diffrl_playground.renderer import draw
 from diffrl_playground.scenes import prompt_set
-from diffrl_playground.variety import variety
 from diffrl_playground.verifier import Verdict, verify
 from experiments import command
+from experiments.variety import variety
 
 BATCH, MEMBERS = 64, 8
 
@@ -60,9 +60,9 @@ def shares(verdicts: Sequence[Verdict], prompts: Sequence[str]) -> dict[str, Any
     by_fact, by_prompt = defaultdict(list), defaultdict(list)
     for verdict, prompt in zip(verdicts, prompts, strict=True):
         caption = parse(prompt)
-        for fact in facts(caption):
-            by_fact[kind_of(fact.name)].append(verdict.strict[fact.name])
-            by_prompt[caption.kind].append(verdict.strict[fact.name])
+        for name in facts(caption):
+            by_fact[kind_of(name)].append(verdict.strict[name])
+            by_prompt[caption.kind].append(verdict.strict[name])
     every = [right for answers in by_fact.values() for right in answers]
 
     def means(table: dict[str, list[bool]]) -> dict[str, float]:

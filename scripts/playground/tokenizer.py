@@ -16,12 +16,23 @@ import string
 from collections.abc import Iterable
 from pathlib import Path
 
+from diffrl_playground.grammar import BACKGROUNDS, COLORS, MOODS, NUMBERS, RELATIONS, SHAPES, SKINS, STYLES, TONES
+
 BEGIN, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 MAX_LENGTH = 16
 _LAST = "</w>"
 _VOWELS = frozenset("aeiou")
 
 Pair = tuple[str, str]
+
+
+def vocabulary() -> list[str]:
+    """All words and punctuation marks of the grammar, sorted, without the quoted words."""
+    words = {"a", "the", "word", "in", "on", "and", "with", "no", "head", "hair", "hat", "glasses", "shape", ",", '"'}
+    plurals = [f"{shape}s" for shape in (*SHAPES, "shape")]
+    words.update(SHAPES, plurals, COLORS, BACKGROUNDS, STYLES, TONES, NUMBERS, SKINS, MOODS)
+    words.update(*(relation.split() for relation in RELATIONS))
+    return sorted(words)
 
 
 def _symbols(word: str) -> list[str]:

@@ -21,7 +21,8 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.evaluation import evaluation_spec
 from diffrl_playground.renderer import draw
-from diffrl_playground.variety import FIGURES, variety
+from diffrl_playground.variety import FIGURES
+from experiments.variety import variety
 
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 

@@ -14,25 +14,25 @@ from diffrl_playground import grammar
 from diffrl_playground.clip_model import load_clip
 from diffrl_playground.scenes import prompt_set
 from scripts.playground.clip_building import build_clip, clip_config, save_clip
-from scripts.playground.tokenizer import build_vocabulary, clashes, write_tokenizer
+from scripts.playground.tokenizer import build_vocabulary, clashes, vocabulary, write_tokenizer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(path, grammar.vocabulary(), grammar.LETTERS)
+    write_tokenizer(path, vocabulary(), grammar.LETTERS)
     return path
 
 
 def test_every_word_of_the_grammar_is_one_token(folder: Path) -> None:
     tokenizer = CLIPTokenizer.from_pretrained(folder)
-    for word in grammar.vocabulary():
+    for word in vocabulary():
         assert tokenizer.tokenize(word) == [word + "</w>"]
 
 
 def test_quoted_words_are_spelled(folder: Path) -> None:
     tokenizer = CLIPTokenizer.from_pretrained(folder)
-    assert clashes(grammar.vocabulary(), grammar.WORDS) == []
+    assert clashes(vocabulary(), grammar.WORDS) == []
     for word in grammar.WORDS:
         assert tokenizer.tokenize(word) == [word[0], word[1], word[2] + "</w>"]
 
@@ -40,7 +40,7 @@ def test_quoted_words_are_spelled(folder: Path) -> None:
 def test_clashes_are_the_words_that_would_not_be_spelled(folder: Path) -> None:
     tokenizer = CLIPTokenizer.from_pretrained(folder)
     tried = [a + v + b for a in "bfhklmnprst" for v in "aeou" for b in "bfhklmnprst"]
-    clashing = clashes(grammar.vocabulary(), tried)
+    clashing = clashes(vocabulary(), tried)
     assert {"hat", "tan", "bon"} <= set(clashing) and len(clashing) < len(tried) / 5
     assert clashing == [word for word in tried if len(tokenizer.tokenize(word)) < 3]
 

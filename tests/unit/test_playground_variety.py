@@ -10,7 +10,8 @@ from diffrl.records.verdict import Guard
 from diffrl_playground.grammar import Caption, parse, understood
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import complete, free, sample_caption
-from diffrl_playground.variety import differing, tally, variety, variety_of_readings
+from diffrl_playground.variety import differing, tally
+from experiments.variety import variety, variety_of_readings
 
 
 def truth(group: int, prompts: int, ignored: str = "", seed: int = 3) -> dict[str, dict[str, list[str | None]]]:
@@ -21,8 +22,7 @@ def truth(group: int, prompts: int, ignored: str = "", seed: int = 3) -> dict[st
         caption = sample_caption(rng, "test")
         scenes = [complete(caption, rng) for _ in range(group)]
         table[caption.text()] = {
-            fact.name: [scenes[0 if fact.name == ignored else i][fact.name] for i in range(group)]
-            for fact in free(caption)
+            name: [scenes[0 if name == ignored else i][name] for i in range(group)] for name in free(caption)
         }
     return table
 

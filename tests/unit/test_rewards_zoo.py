@@ -22,7 +22,7 @@ from diffrl_playground import grammar
 from diffrl_playground.renderer import draw
 from diffrl_playground.scenes import prompt_set
 from scripts.playground.clip_building import build_clip, clip_config, save_clip
-from scripts.playground.tokenizer import write_tokenizer
+from scripts.playground.tokenizer import vocabulary, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -33,7 +33,7 @@ IMAGES = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("clip")
-    size = write_tokenizer(path, grammar.vocabulary(), grammar.LETTERS)
+    size = write_tokenizer(path, vocabulary(), grammar.LETTERS)
     torch.manual_seed(0)
     config = clip_config(size, image_size=32, width=32, layers=1, text_width=32, text_layers=1, embed_dim=16)
     config["preprocess_cfg"] |= {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3]}

@@ -30,7 +30,7 @@ from diffrl_zoo.geneval_rules import (
     relations,
 )
 from scripts.playground.clip_building import build_clip, clip_config, save_clip
-from scripts.playground.tokenizer import write_tokenizer
+from scripts.playground.tokenizer import vocabulary, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -259,7 +259,7 @@ def test_prompts_of_the_six_templates_are_read() -> None:
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("clip")
-    size = write_tokenizer(path, grammar.vocabulary(), grammar.LETTERS)
+    size = write_tokenizer(path, vocabulary(), grammar.LETTERS)
     torch.manual_seed(0)
     config = clip_config(size, image_size=32, width=32, layers=1, text_width=32, text_layers=1, embed_dim=16)
     save_clip(build_clip(config), config, path, path)
