@@ -18,14 +18,7 @@ from diffrl.report.page import page
 from diffrl.report.parts import by_part
 from diffrl.report.sections import curves, divgen, facts, headline, optimisation, others, samples, time_split
 
-__all__ = [
-    "RunData",
-    "lower_by_config",
-    "read_run",
-    "sections",
-    "warnings_of",
-    "write_report",
-]
+__all__ = ["RunData", "lower_by_config", "read_run", "sections", "warnings_of", "write_report"]
 
 Section = Callable[[RunData], str]
 
@@ -61,10 +54,6 @@ def write_report(run_dir: str | Path) -> Path:
     run = read_run(run_dir)
     target = Path(run_dir) / "report.html"
     with foreign(run_dir):
-        body = _body(run)
-    write_text(target, body)
+        body = "\n".join(section(run) for section in (*sections, *_LAST))
+    write_text(target, page(f"{run.name} · diffrl", body))
     return target
-
-
-def _body(run: RunData) -> str:
-    return page(f"{run.name} · diffrl", "\n".join(section(run) for section in (*sections, *_LAST)))

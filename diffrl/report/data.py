@@ -167,13 +167,8 @@ def read_run(folder: str | Path) -> RunData:
     if not metrics:
         raise UserError(f"{folder} is not a run's folder: it has no epoch in metrics.jsonl")
     config = _read(folder / "config.yaml", yaml.safe_load, dict)
-    for name in (
-        "rewards",
-        "watch",
-        "evaluate",
-        "prompts",
-        "engine",
-    ):  # a hand may have been at it: what is no section is none
+    # A hand may have been at it: what is no section is none.
+    for name in ("rewards", "watch", "evaluate", "prompts", "engine"):
         if not isinstance(config.get(name, {}), dict):
             del config[name]
     starts = [start for start in _read(folder / "environment.json", json.loads, list) if isinstance(start, dict)]

@@ -14,7 +14,6 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -154,7 +153,6 @@ def dots(rows: Sequence[str], series: Sequence[Dots], label: str, description: s
     height = 0.42 + 0.19 * len(rows) + 0.06 * max(len(series) - 1, 0) * any(one.spans for one in series)
     with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
         figure = Figure(figsize=(SIZE[0], height))
-        FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         left = min(0.06 + 0.0165 * max(len(_shortened(row)) for row in rows), 0.45)
         figure.subplots_adjust(left=left, right=0.97, bottom=0.38 / height, top=1 - 0.03 / height)
@@ -183,7 +181,6 @@ def radar(axes_names: Sequence[str], series: Sequence[Dots], description: str) -
     turn = [2 * math.pi * i / len(axes_names) for i in range(len(axes_names))]
     with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
         figure = Figure(figsize=(SIZE[0], 3.0))
-        FigureCanvasSVG(figure)
         axes: Any = figure.add_subplot(projection="polar")
         figure.subplots_adjust(left=0.2, right=0.8, bottom=0.12, top=0.88)
         axes.set_theta_offset(math.pi / 2)
@@ -210,7 +207,6 @@ def spans_decades(values: Sequence[float]) -> bool:
 def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
     height, times = size[1], size[0] / SIZE[0]
     figure = Figure(figsize=size)
-    FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     low, high = 0.45 / height, 1 - 0.09 / height
     left, right = 0.17 / times, 1 - 0.035 / times

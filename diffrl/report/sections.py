@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from statistics import fmean, mode
+from typing import TypeVar
 
 import yaml
 
@@ -17,6 +18,7 @@ from diffrl.report.page import Markup, bar, escape, figure, grid, section, strip
 from diffrl.report.page import curves as curves_of
 from diffrl.report.plots import Axis, Line, spans_decades, stack
 
+T = TypeVar("T")
 _CODE = Markup("<code>{}</code>")
 STRIP = 9  # images of one prompt at most: the first, the last and some between
 MOST_SCORES = 3  # under a sample
@@ -192,7 +194,7 @@ def facts(run: RunData) -> str:
     return section("Run", body)
 
 
-def pick(values: Sequence[int], most: int) -> list[int]:
+def pick(values: Sequence[T], most: int) -> list[T]:
     """At most `most` of `values`, the first and the last among them, evenly spread."""
     if len(values) <= most:
         return list(values)

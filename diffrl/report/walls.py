@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import METRICS
 from diffrl.report.page import Markup, Page, figure, img
+from diffrl.report.sections import pick
 
 if TYPE_CHECKING:
     from diffrl.report.divgen import Entry
@@ -51,7 +52,7 @@ def walls(page: Page, entries: Sequence[Entry]) -> None:
                 words.setdefault(key[1], []).append(key)
         note = "Each row is one set of images; a column has the same prompt, and the same seed where seeds are known."
         page.section(f"{TITLES[dimension]}: images", note)
-        for word in _spread(list(words), KEYWORDS if len(entries) < FEW else 2):
+        for word in pick(list(words), KEYWORDS if len(entries) < FEW else 2):
             page.add(_keyword_wall(entries, word, words[word]), "charts")
 
 
@@ -61,16 +62,9 @@ def _keyword_wall(entries: Sequence[Entry], word: str, keys: Sequence[tuple[str,
     if len(members) > 1:
         rows = [(entry.name, [entry.images[key].get(m) for m in members[:COLUMNS]]) for entry in entries]
         return _wall(word or key[2], key[2] if word else "", rows)
-    chosen = _spread(keys, COLUMNS)
+    chosen = pick(keys, COLUMNS)
     rows = [(entry.name, [next(iter(entry.images[k].values()), None) for k in chosen]) for entry in entries]
     return _wall(word or "images", f"{len(chosen)} prompts", rows)
-
-
-def _spread(values: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of them, evenly."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def lost(page: Page, entries: Sequence[Entry]) -> None:
