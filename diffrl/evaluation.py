@@ -91,7 +91,7 @@ class Evaluator:
         first, end = rank * len(prompts) // world, (rank + 1) * len(prompts) // world
         mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
         parts, pending, pictures = list[Tensor](), list[Any](), list[Tensor]()
-        figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
+        figures = find_figures(scorer.rewards, prompts, policy.world) if per_prompt > 1 else []
         broken_down = Breakdowns(scorer.rewards)
         features_at = columns + 1 + len(broken_down.names)
         height, width = (side * policy.backbone.scale for side in policy.latent_shape[1:])

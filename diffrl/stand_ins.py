@@ -7,20 +7,17 @@ on noise by them, without a word; so the code that knows the model asks here.
 from __future__ import annotations
 
 import inspect
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffrl.errors import UserError, foreign
+from diffrl.errors import UserError
 from diffrl.keys import Problem
 from diffrl.prompts import world_of_set
 from diffrl.rewards import local
 from diffrl.rewards.registry import available, load_class, split_name
-from diffrl.single_file import split
-from diffrl.worlds import World, worlds
+from diffrl.worlds import owner, worlds
 
 PROMPTS = "a file with one prompt on each line, or a set of `diffrl prompts list`"
 
@@ -35,21 +32,6 @@ class StandIn:
     keys: tuple[str, ...]
     instead: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-def owner(model: str) -> World | None:
-    """The world whose language a model draws: by its name, its pipeline's folder, or `world` in a folder's diffrl.json
-    (a model that was trained in that world)."""
-    model = (split(model) or ("", model))[0] or model  # of BASE+FILE
-    known, folder = worlds(), Path(os.path.expanduser(model))
-    for world in known.values():
-        if model == world.name or (folder.is_dir() and folder.resolve() == Path(world.pipeline).resolve()):
-            return world
-    settings = folder / "diffrl.json"
-    if not settings.is_file():
-        return None
-    with foreign(settings):
-        return known.get(json.loads(settings.read_text()).get("world"))
 
 
 def check_reward(model: str, plugin: str, arguments: Mapping[str, Any]) -> None:

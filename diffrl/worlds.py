@@ -7,12 +7,13 @@ A world is an instance of `World`, published under its name by an entry point of
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign
 from diffrl.plugins import here, installed, load
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class World:
 
     name: of the model, and the beginning of its prompt sets and LoRAs. pipeline: its folder in diffusers' format.
     resolution: side of its images. loras: path by name (`NAME/...`). features: the feature space of diversity where a
-    config names none. figures: a `diffrl.rewards.protocol.GroupFigures` that evaluations report whatever rewards there
-    are. meanings: of each figure, for readers. divgen: its part of DivGenBench, with `DEFAULTS` and
+    config names none. figures: a `diffrl.rewards.protocol.GroupFigures` that evaluations of its model report whatever
+    rewards there are. meanings: of each figure, for readers. divgen: its part of DivGenBench, with `DEFAULTS` and
     `EXTRACTORS` (by kind, see `diffrl.divgen.extractors`) and `benchmark(total)`, the prompts. stand_ins: by reward.
     """
 
@@ -79,3 +80,20 @@ def world_of(source: str) -> World | None:
 def folder_of(model: str) -> Path:
     """The folder of a world's pipeline, or the one that `model` names, whether or not it exists."""
     return worlds()[model].pipeline if model in worlds() else Path(os.path.expanduser(here(model)))
+
+
+def owner(model: str) -> World | None:
+    """The world whose language a model draws: by its name, its pipeline's folder, or `world` in a folder's diffrl.json
+    (a model that was trained in that world)."""
+    from diffrl.single_file import split
+
+    model = (split(model) or ("", model))[0] or model  # of BASE+FILE
+    known, folder = worlds(), Path(os.path.expanduser(model))
+    for world in known.values():
+        if model == world.name or (folder.is_dir() and folder.resolve() == Path(world.pipeline).resolve()):
+            return world
+    settings = folder / "diffrl.json"
+    if not settings.is_file():
+        return None
+    with foreign(settings):
+        return known.get(json.loads(settings.read_text()).get("world"))

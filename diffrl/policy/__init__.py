@@ -15,6 +15,7 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
+from diffrl.worlds import owner
 
 __all__ = [
     "PRECISIONS",
@@ -79,10 +80,13 @@ def load_policy(
         merged = merge_loras(backbone, merge)
         kind["without"] = merged if keep_base else ()
     if start is None:
-        return Policy(backbone, lora=lora, **kind)
-    from diffrl.policy.beginning import policy_from
+        policy = Policy(backbone, lora=lora, **kind)
+    else:
+        from diffrl.policy.beginning import policy_from
 
-    return policy_from(start, backbone, lora, **kind)
+        policy = policy_from(start, backbone, lora, **kind)
+    policy.world = owner(model)
+    return policy
 
 
 def _load(model: str, family: str | None, precision: str, resolution: Resolution) -> Backbone:

@@ -25,6 +25,7 @@ from diffrl.records.disk import replacing
 
 if TYPE_CHECKING:
     from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep
+    from diffrl.worlds import World
 
 # One decoding chunk: 2 images of 1024 x 1024, 8 of 512 x 512, at most 16 (more leave a CPU's caches: 1.7 times slower).
 CHUNK_PIXELS, CHUNK_IMAGES = 1 << 21, 16
@@ -119,7 +120,10 @@ class Policy:
         without: merged LoRAs (`diffrl.policy.distilled`) that the pretrained model of `adapter(None)` does not have.
 
     `network` is what `predict` calls; a wrapper (torch.compile, DistributedDataParallel) may be put in its place.
+    `world`: whose language of prompts the model draws, if it is a world's.
     """
+
+    world: World | None = None
 
     def __init__(
         self,

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.protocol import Breakdown, GroupFigures, Reward, RewardError, ability
-from diffrl.worlds import worlds
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
+    from diffrl.worlds import World
 
 
 @dataclass
@@ -55,11 +55,11 @@ class Collected:
         return {name: value for name, value in self.source.figures(total.tolist()).items() if value is not None}
 
 
-def find_figures(judges: Mapping[str, Reward], prompts: Sequence[Prompt]) -> list[Collected]:
-    """What judges declare, and worlds, each source once: those that apply to all of the prompts."""
+def find_figures(judges: Mapping[str, Reward], prompts: Sequence[Prompt], world: World | None) -> list[Collected]:
+    """What judges declare, and the drawing model's world, each source once: those that apply to all of the prompts."""
     declared = [(f'reward "{name}"', ability(judge, "figures")) for name, judge in judges.items()]
     sources: dict[int, Collected] = {}
-    for owner, source in [*declared, *((name, world.figures) for name, world in worlds().items())]:
+    for owner, source in [*declared, *([] if world is None else [(world.name, world.figures)])]:
         if source is not None and id(source) not in sources:
             sources[id(source)] = Collected(owner, source)
     return [one for one in sources.values() if all(one.source.applies(p.text, p.metadata) for p in prompts)]

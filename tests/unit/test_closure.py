@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tiny import tiny_sd3
 
 MOST = 13_300  # lines of ours that `import diffrl.run.train` loads, docstrings included
 # Modules that no run needs before its config asks for them.
@@ -72,3 +74,25 @@ def test_what_a_whole_training_loads(method: str, tmp_path: Path) -> None:
     others = [name for name in lines if name.startswith(("diffrl_lab", "diffrl.cli.d", "diffrl.report.compare"))]
     assert not others, f"no training needs these: {others}"
     assert sum(lines.values()) <= WHOLE, f"{len(lines)} modules with {sum(lines.values())} lines; at most {WHOLE}"
+
+
+OWN = 19_600  # lines of ours that a training of another model loads, with one reward and no world
+
+
+@pytest.mark.long
+def test_what_a_training_of_another_model_loads(tmp_path: Path) -> None:
+    """Nothing of a world, although the held-out prompts are in its language: its figures are its own model's."""
+    tiny_sd3(tmp_path / "model")
+    prompts = ["a red heart", "two blue stars", "a dog", "a cat"]
+    (tmp_path / "train.txt").write_text("\n".join(prompts[2:]))
+    (tmp_path / "test.txt").write_text("\n".join(prompts[:2]))
+    (tmp_path / "own.yaml").write_text(
+        "{model: model, prompts: {train: train.txt, test: test.txt}, rewards: {jpeg: {}}, run_dir: run, epochs: 1,"
+        " rollout: {groups: 2, group_size: 2, steps: 2}, optimise: {batch_size: 4}, evaluate: {prompts: 2}}"
+    )
+    done = subprocess.run([sys.executable, "-c", TRAINED, "own.yaml"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    inside = [name for name in lines if name.startswith(("diffrl_playground.", "diffrl_lab"))]
+    assert not inside and sum(lines.values()) <= OWN, (inside, sum(lines.values()))
+    assert not re.search("variety|unreadable", (tmp_path / "run" / "metrics.jsonl").read_text())

@@ -20,6 +20,7 @@ from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.evaluation import evaluation_spec
+from diffrl.worlds import worlds
 from diffrl_playground.renderer import draw
 from diffrl_playground.variety import FIGURES
 from experiments.variety import variety
@@ -28,7 +29,8 @@ PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 
 
 # Nothing else of it is asked for where `drawn` draws pictures of 2 x 2 pixels.
-POLICY: Any = SimpleNamespace(uneven_forwards=nullcontext, latent_shape=(4, 1, 1), backbone=SimpleNamespace(scale=2))
+BACKBONE = SimpleNamespace(scale=2)
+POLICY: Any = SimpleNamespace(uneven_forwards=nullcontext, latent_shape=(4, 1, 1), backbone=BACKBONE, world=None)
 
 
 def evaluator(judge: Any, per_prompt: int = 4, batch_size: int = 3, accelerator: Any = None) -> Evaluator:
@@ -214,8 +216,9 @@ def test_scores_by_parts_are_kept_by_prompt(monkeypatch: pytest.MonkeyPatch, wor
 
 @pytest.mark.parametrize("judge", [Judge(), Judge(FIGURES)], ids=["no judge of the world", "the world's own"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_prompts_of_the_world_have_their_variety(monkeypatch: pytest.MonkeyPatch, judge: Any, world: int) -> None:
-    """Whatever the rewards are, once, and equal to that of the images and to the bit on two processes."""
+def test_a_world_s_model_has_its_variety(monkeypatch: pytest.MonkeyPatch, judge: Any, world: int) -> None:
+    """Whatever the rewards are, once, and equal to that of the images and to the bit on two processes. For another
+    model's images, of prompts that happen to be in the world's language, nothing is said."""
     rng = np.random.default_rng(3)
     prompts = [
         Prompt(text) for text in ("a red circle", "two blue squares on white", "a green star left of a red circle")
@@ -229,6 +232,8 @@ def test_prompts_of_the_world_have_their_variety(monkeypatch: pytest.MonkeyPatch
             yield index, everything[index]
 
     monkeypatch.setattr(evaluation, "generate", rendered)
+    assert measured(Judge(), prompts).figures == {}
+    monkeypatch.setattr(POLICY, "world", worlds()["playground"])
     found = measured(judge, prompts) if world == 1 else on_processes(2, judge, prompts)[1]
     truth = variety(torch.cat(list(images.values())), [p.text for p in prompts for _ in range(4)])
     assert set(found.figures) == {"variety", "unreadable"} and truth.readings > 0
