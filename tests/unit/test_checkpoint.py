@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
-import subprocess
-import sys
-import textwrap
+import resource
+import signal
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from children import in_child
 
 from diffrl.records import checkpoint
 from diffrl.records.checkpoint import CheckpointError, latest, load, save
@@ -106,89 +111,77 @@ def test_nothing_there(tmp_path: Path) -> None:
         load(tmp_path / "checkpoints" / "step-000001")
 
 
-KILL = """
-    import os, signal, sys, warnings
-    from pathlib import Path
-    import torch
-    from diffrl.records import checkpoint
+def deadly(function: Callable[..., Any], when: int, calls: Iterator[int]) -> Callable[..., Any]:
+    """The function; this process is killed before or after it, at number `when` of these places."""
 
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = function(*args, **kwargs)
+        if next(calls) == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return wrapped
+
+
+def killed_everywhere(run: Path, second: int, keep: int) -> None:
+    """In a child: the second of two checkpoints is written until a process survives its writing."""
     warnings.simplefilter("error")
-    os.fsync = lambda handle: None  # a killed process loses nothing that it wrote; only the place of the call counts
-    run, first, second, keep = Path(sys.argv[1]), 5, int(sys.argv[2]), int(sys.argv[3])
-    calls = 0
+    # A killed process loses nothing that it wrote; only the place of the call counts.
+    os.fsync = lambda handle: None
 
-    def deadly(function, when):
-        def wrapped(*args, **kwargs):
-            global calls
-            calls += 1
-            if calls == when:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = function(*args, **kwargs)
-            calls += 1
-            if calls == when:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-        return wrapped
-
-    def save(folder, step, value):
-        checkpoint.save(folder, step, {"lora": {"a": torch.full((3,), value)}}, {"value": value}, keep)
+    def write_value(folder: Path, step: int, value: float) -> None:
+        save(folder, step, {"lora": {"a": torch.full((3,), value)}}, {"value": value}, keep)
 
     when, survived, seen = 0, False, set()
     while not survived:
         when += 1
         folder = run / f"{when:03d}"
-        save(folder, first, 1.0)
+        write_value(folder, 5, 1.0)
         child = os.fork()
         if child == 0:
+            calls = itertools.count(1)
             for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
-                setattr(os, name, deadly(getattr(os, name), when))
-            save(folder, second, 2.0)
+                setattr(os, name, deadly(getattr(os, name), when, calls))
+            write_value(folder, second, 2.0)
             os._exit(0)
         survived = os.waitpid(child, 0)[1] == 0
-        tensors, state = checkpoint.load(checkpoint.latest(folder))
+        tensors, state = load(latest(folder))
         value = state["value"]
         assert tensors["lora"]["a"].tolist() == [value] * 3, (when, value)
         assert value == 2.0 or not survived
         seen.add(value)
-        visible = [p.name for p in (folder / "checkpoints").iterdir() if not p.name.startswith(".tmp-")]
+        visible = [name for name in names(folder) if not name.startswith(".tmp-")]
         assert all((folder / "checkpoints" / name / "manifest.json").exists() for name in visible)
-        save(folder, second + 1, 3.0)
-        left = sorted(p.name for p in (folder / "checkpoints").iterdir())
-        assert not any(name.startswith(".tmp-") for name in left), left
-        assert checkpoint.load(checkpoint.latest(folder))[1]["value"] == 3.0
+        write_value(folder, second + 1, 3.0)
+        assert not any(name.startswith(".tmp-") for name in names(folder)), names(folder)
+        assert load(latest(folder))[1]["value"] == 3.0
     assert seen == {1.0, 2.0}
-    print(when)
-"""
+    assert when > 12  # at least a dozen places were tried
 
 
 @pytest.mark.parametrize(("second", "keep"), [(6, 1), (5, 2)], ids=["next step", "same step again"])
 def test_killed_at_every_system_call(tmp_path: Path, second: int, keep: int) -> None:
     """SIGKILL before and after each fsync, rename and removal: a complete checkpoint is always found."""
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILL), str(tmp_path), str(second), str(keep)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 12  # at least a dozen places were tried
+    assert in_child(killed_everywhere, tmp_path, second, keep) == 0
 
 
-FULL = """
-    import resource, sys
-    import torch
-    from diffrl.records import checkpoint
-
-    checkpoint.save(sys.argv[1], 1, {"lora": {"a": torch.ones(3)}}, {}, keep=1)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # the system refuses to write more into a file
+def written_to_the_limit(run: Path) -> None:
+    """In a child: a second checkpoint is larger than the system lets a file be; the refusal is in `said.txt`."""
+    save(run, 1, {"lora": {"a": torch.ones(3)}}, {}, keep=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     try:
-        checkpoint.save(sys.argv[1], 2, {"lora": {"a": torch.ones(100_000)}}, {}, keep=1)
-    except checkpoint.CheckpointError as error:
-        print(error)
-"""
+        save(run, 2, {"lora": {"a": torch.ones(100_000)}}, {}, keep=1)
+    except CheckpointError as error:
+        (run / "said.txt").write_text(str(error))
 
 
 def test_a_failing_write_leaves_the_older_checkpoint(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert str(tmp_path / "checkpoints" / "step-000002") in done.stdout, done.stderr
-    assert "File too large" in done.stdout and "MB free" in done.stdout and "--resume" in done.stdout
+    assert in_child(written_to_the_limit, tmp_path) == 0
+    said = (tmp_path / "said.txt").read_text()
+    assert str(tmp_path / "checkpoints" / "step-000002") in said
+    assert "File too large" in said and "MB free" in said and "--resume" in said
     assert names(tmp_path) == ["step-000001"]
     assert latest(tmp_path) == tmp_path / "checkpoints" / "step-000001"
 
