@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards import Card, load_reward
-from diffrl.serving.server import Options, Served, bind, make_app, server_of
+from diffrl.serving.limits import bind, server_of
+from diffrl.serving.server import Options, Served, make_app
 from diffrl.serving.wire import Limits
 
 REDNESS = f"{Path(__file__).parent / 'data' / 'redness.py'}:Redness"

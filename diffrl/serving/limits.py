@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from fastapi import Request
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from fastapi.security.utils import get_authorization_scheme_param
+from starlette.requests import ClientDisconnect
 
 from diffrl.errors import UserError
 from diffrl.rewards.secrets import is_loopback
@@ -57,6 +60,27 @@ def check_address(host: str, token: str | None) -> None:
         raise UserError(f"the token has {len(token)} characters; use {LEAST_TOKEN} or more")
     if token is None and not is_loopback(host):
         raise UserError(f'--host: "{host}" is reachable from other machines; give a --token-file')
+
+
+def add_refusals(app: FastAPI) -> None:
+    """`Refused`, and a client that went away, become answers."""
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
+        return JSONResponse({"error": str(error)}, error.status, headers.get(error.status))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
+        return JSONResponse({"error": "the client went away"}, 400)  # which no client reads
+
+
+def listen(app: Any, host: str, port: int, ready: Callable[[str], object]) -> None:
+    """Serve an ASGI application until interrupted or terminated. `port` 0: a free one. `ready` gets the URL when the
+    socket is bound. UserError where nothing can listen."""
+    listener = bind(host, port)
+    ready(url_of(host, listener.getsockname()[1]))
+    server_of(app).run(sockets=[listener])
 
 
 def server_of(app: Any) -> uvicorn.Server:

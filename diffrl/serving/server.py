@@ -24,7 +24,6 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
-from starlette.requests import ClientDisconnect
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.answers import applies
@@ -33,7 +32,7 @@ from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.wrappers import identity_for_cache
 from diffrl.serving import wire
 from diffrl.serving.batcher import Batcher
-from diffrl.serving.limits import bind, check_address, has_token, read_body, server_of, size_of, url_of
+from diffrl.serving.limits import add_refusals, check_address, has_token, listen, read_body, size_of
 from diffrl.serving.wire import Limits, Refused
 from diffrl.version import __version__
 
@@ -198,24 +197,14 @@ def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
     async def score(name: str, request: HttpRequest) -> JSONResponse:
         return host.signed(name, {"scores": await host.score(name, request)})
 
-    @app.exception_handler(Refused)
-    async def refused(request: HttpRequest, error: Refused) -> JSONResponse:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
-        return JSONResponse({"error": str(error)}, error.status, headers.get(error.status))
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: HttpRequest, error: ClientDisconnect) -> JSONResponse:
-        return JSONResponse({"error": "the client went away"}, 400)  # which no client reads
-
+    add_refusals(app)
     return app
 
 
 def serve(served: Mapping[str, Served], host: str, port: int, options: Options, ready: Callable[[str], object]) -> None:
     """Serve until interrupted or terminated. `port` 0: a free one. `ready` gets the URL when the socket is bound."""
     check_address(host, options.token)
-    listener = bind(host, port)
-    ready(url_of(host, listener.getsockname()[1]))
-    server_of(make_app(served, options)).run(sockets=[listener])
+    listen(make_app(served, options), host, port, ready)
 
 
 def check_served(one: Served) -> None:

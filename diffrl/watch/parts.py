@@ -7,7 +7,7 @@ again when it has changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from diffrl.reward_tools.bradley_terry import NORMAL
 
 _LOADER = ChoiceLoader([PackageLoader("diffrl.watch"), PackageLoader("diffrl.report")])  # whose style sheet it is
 TEMPLATES = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined)
+NAMES = ("votes", "run", "answered", "groups", "samples")  # of the methods that make the parts
 MOST_SCORES = 4  # under an image
 
 
@@ -57,7 +58,7 @@ class Parts:
         if name not in self._made or self._made[name][0] != stamp:
             try:
                 with foreign(self.run_dir):
-                    text = _MAKERS[name](self)
+                    text = getattr(self, name)()
             except (UserError, OSError) as error:
                 reason = str(error) if isinstance(error, UserError) else in_one_line(error)
                 text = f'<p class="warning">{escape(reason)}</p>'
@@ -121,16 +122,6 @@ class Parts:
         if asked is not None:
             waits = {"epoch": asked.epoch, "left": round(asked.until - time.time()), "groups": len(asked.groups)}
         return {"parts": self.stamps(), "asked": waits}
-
-
-_MAKERS: dict[str, Callable[[Parts], str]] = {
-    "votes": Parts.votes,
-    "run": Parts.run,
-    "answered": Parts.answered,
-    "groups": Parts.groups,
-    "samples": Parts.samples,
-}
-NAMES = tuple(_MAKERS)
 
 
 def _strip(group: Listed, folder: str, captions: Sequence[str]) -> str:

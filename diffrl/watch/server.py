@@ -33,13 +33,12 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from starlette.requests import ClientDisconnect
 
 from diffrl.methods import ballots
 from diffrl.records.disk import DiskError
 from diffrl.records.groups import FOLDER, PICTURE
 from diffrl.rewards.secrets import is_loopback
-from diffrl.serving.limits import bind, check_address, has_token, read_body, same_secret, server_of, size_of, url_of
+from diffrl.serving.limits import add_refusals, check_address, has_token, listen, read_body, same_secret, size_of
 from diffrl.serving.wire import Refused, read_json
 from diffrl.watch.parts import NAMES, Parts, page
 
@@ -186,16 +185,7 @@ def make_app(settings: Settings) -> FastAPI:
 
     _add_reading(app, watch, guarded)
     _add_writing(app, watch, guarded)
-
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}
-        return JSONResponse({"error": str(error)}, error.status, headers.get(error.status))
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return JSONResponse({"error": "the client went away"}, 400)  # which no client reads
-
+    add_refusals(app)
     return app
 
 
@@ -263,6 +253,4 @@ def watch(settings: Settings, port: int, ready: Callable[[str], object]) -> None
     Raises UserError for an address without a token that other machines reach, and where nothing can listen.
     """
     check_address(settings.host, settings.token)
-    listener = bind(settings.host, port)
-    ready(url_of(settings.host, listener.getsockname()[1]))
-    server_of(make_app(settings)).run(sockets=[listener])
+    listen(make_app(settings), settings.host, port, ready)

@@ -22,7 +22,8 @@ from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.serving import client
 from diffrl.serving.client import RemoteError
-from diffrl.serving.server import Served, bind
+from diffrl.serving.limits import bind
+from diffrl.serving.server import Served
 from diffrl.serving.wire import JSON, PROTOCOL, Limits
 
 ABOUT = {
