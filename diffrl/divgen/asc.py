@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import gammaln, psi
+from scipy.special import psi
 
 from diffrl.divgen.metrics import REPLICATES, Array, unit
 from diffrl.seeds import seed_of
@@ -27,20 +27,13 @@ def nearest(train: Array, queries: Array) -> Array:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def log_likelihood(s: Array | float, queries: int, hits: int) -> Array:
-    """log P(hits | s, queries) up to what does not depend on s: n uniform draws from s images meet k distinct ones.
-
-    The occupancy distribution: P = s! / (s - k)! * S(n, k) / s^n, with S the Stirling number of the second kind.
-    """
-    s = np.asarray(s, np.float64)
-    return gammaln(s + 1) - gammaln(s - hits + 1) - queries * np.log(s)
-
-
 def learnable(queries: int, hits: int, most: int) -> float:
     """s*, the maximum-likelihood number of learnable training images, in [hits, most].
 
-    The likelihood has one maximum, where psi(s + 1) - psi(s - k + 1) = n / s: it is found by Brent's method. If every
-    query hit another image (k = n) it rises for ever; then, and where the maximum lies above, s* is `most` = |X_train|.
+    The likelihood is that of the occupancy distribution, that n uniform draws from s images meet k distinct ones:
+    P = s! / (s - k)! * S(n, k) / s^n, with S the Stirling number of the second kind. It has one maximum, where
+    psi(s + 1) - psi(s - k + 1) = n / s: it is found by Brent's method. If every query hit another image (k = n) it
+    rises for ever; then, and where the maximum lies above, s* is `most` = |X_train|.
 
     Raises ValueError unless 1 <= hits <= min(queries, most).
     """

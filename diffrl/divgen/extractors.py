@@ -55,13 +55,7 @@ EXTRACTORS: dict[str, dict[str, tuple[str, str]]] = {  # kind -> name -> (module
     },
     "lpips": {name: (_VISION, f"Lpips{name.capitalize()}") for name in ("alex", "vgg", "squeeze")},
 }
-DEFAULTS = {
-    "identity": "arcface",
-    "style": "csd",
-    "layout": "grounding-dino",
-    "features": "dinov2",
-    "lpips": "alex",
-}
+DEFAULTS = {"identity": "arcface", "style": "csd", "layout": "grounding-dino", "features": "dinov2", "lpips": "alex"}
 
 
 def defaults_of(world: str) -> dict[str, str]:

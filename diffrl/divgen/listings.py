@@ -37,11 +37,8 @@ def lists_in(folder: Path) -> list[Path]:
         if (folder / name).is_file() and _has_columns(folder / name):
             return [folder / name]
     others = sorted(file for file in folder.iterdir() if file.suffix in ROWS and file.is_file())
-    return [file for file in others if _has_columns(file)][: None if _parquet(others) else 1]
-
-
-def _parquet(files: Sequence[Path]) -> bool:
-    return bool(files) and all(file.suffix == ".parquet" for file in files)
+    parquet = all(file.suffix == ".parquet" for file in others)
+    return [file for file in others if _has_columns(file)][: None if parquet else 1]
 
 
 def lists_below(folder: Path, wanted: str) -> list[Path]:

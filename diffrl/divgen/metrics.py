@@ -127,17 +127,6 @@ def layout_diversity(layouts: Sequence[Array]) -> float:
     return 1.0 - sum(layout_similarity(a, b) for a, b in pairs) / len(pairs)
 
 
-def weighted_mean(values: Array, weights: Array | None = None) -> Array:
-    """Mean over prompts: values (U,), weights (R, U) -> (R,), and (1,) without weights."""
-    v = np.asarray(values, np.float64)
-
-    def of(w: Array) -> Array:
-        amount = w.sum(1)
-        return np.divide(w @ v, amount, out=np.full(len(w), np.nan), where=amount > 0)
-
-    return _in_blocks(of, weights, len(v))
-
-
 def left_out(units: int, groups: int = GROUPS) -> Array:
     """Which of U units stay when each of G groups of them is left out: bool (G, U). The same for the same arguments."""
     size = -(-units // groups)  # the least with no more groups than that

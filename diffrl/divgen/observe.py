@@ -104,7 +104,11 @@ def observe(
             alike = torch.stack([x for x in waiting if shapes[x.shape] == count][:count])
             distances: Any = extractors["lpips"](alike, [last.prompt])
             compared = round((1 + (1 + 8 * np.size(distances)) ** 0.5) / 2)  # of M images, M (M - 1) / 2
-            sight.distances[last.prompt.text] = (_finite(distances, "lpips", extractors["lpips"], last), compared)
+            mean = float(np.mean(distances))
+            if not np.isfinite(mean):
+                name = extractors["lpips"].name
+                raise UserError(f"lpips: {name} gives no distance for the images of {_named(last)}")
+            sight.distances[last.prompt.text] = (mean, compared)
         waiting.clear()
 
     for items, images in batches:
@@ -185,13 +189,6 @@ def _array(value: Any, kind: str, extractor: Extractor, item: Item) -> np.ndarra
     if kind != "layout" and not array.any():
         raise UserError(f"{kind}: {extractor.name} gives zeros alone for {_named(item)}; let it answer None")
     return array
-
-
-def _finite(distances: Any, kind: str, extractor: Extractor, item: Item) -> float:
-    mean = float(np.mean(distances))
-    if not np.isfinite(mean):
-        raise UserError(f"{kind}: {extractor.name} gives no distance for the images of {_named(item)}")
-    return mean
 
 
 def _named(item: Item) -> str:

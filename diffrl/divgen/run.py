@@ -115,7 +115,8 @@ def generate_images(job: Job, prompts: Sequence[Prompt], out: Path) -> int:
     if accelerator.is_main_process:
         _prepare(out, job.record(prompts, spec), items)
     accelerator.wait_for_everyone()  # the folder is looked at before anyone writes images to it
-    missing = [i for i in range(len(prompts)) if not all(_exists(item) for item in items[i * each : (i + 1) * each])]
+    there = [item.path is not None and item.path.is_file() for item in items]
+    missing = [i for i in range(len(prompts)) if not all(there[i * each : (i + 1) * each])]
     accelerator.wait_for_everyone()
     rank, world = accelerator.process_index, accelerator.num_processes
     todo = [prompts[i] for i in missing]
@@ -134,10 +135,6 @@ def image_file(out: Path, index: int, prompt: Prompt, member: int) -> Path:
     """Where `generate_images` writes an image of the prompt at this place."""
     folder = str(prompt.metadata.get("dimension") or "all")
     return out / "images" / folder / f"{index:05d}-{member:02d}.png"
-
-
-def _exists(item: Item) -> bool:
-    return item.path is not None and item.path.is_file()
 
 
 def _prepare(out: Path, record: Mapping[str, Any], items: Sequence[Item]) -> None:

@@ -52,7 +52,6 @@ METRICS = {
     "vendi": Metric("Vendi score", "", "features", "effective number of different images", least=1.0),
     "lpips": Metric("LPIPS diversity", "", "lpips", "mean LPIPS distance of the images of one prompt"),
 }
-LOWER = frozenset(name for name, metric in METRICS.items() if metric.lower)
 
 
 @dataclass
@@ -158,15 +157,11 @@ def _empty(rows: Sequence[Seen], kind: str) -> int:
     return sum(s.values[kind] is None for s in rows)
 
 
-def _digest(texts: Sequence[str]) -> str:
-    return f"{seed_of(*texts):016x}"
-
-
 def _finished(name: str, value: float, deviation: Array, texts: Sequence[str], **counts: Any) -> Score:
     found = metrics.interval(value, deviation) if len(texts) >= FEWEST else None
     rounded = [float(f"{x:.5g}") for x in deviation] if found else []
     low, high = _ends(name, found.low, found.high) if found else (None, None)
-    counts |= {"prompts": len(texts), "units": _digest(texts), "deviations": rounded}
+    counts |= {"prompts": len(texts), "units": f"{seed_of(*texts):016x}", "deviations": rounded}
     return Score(round(value, _DIGITS), low, high, **counts)
 
 

@@ -19,17 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.divgen.extractors import Device, Found
-from diffrl.errors import UserError
+from diffrl.errors import UserError, in_one_line
 from diffrl.features import load_features
 from diffrl.hub import hub_file, pinned
 from diffrl.prompts import Prompt
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 LPIPS_MOST = 8  # images of one prompt that are compared: the pairs grow with the square
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 class Vit:
@@ -72,16 +68,13 @@ class Clip(Vit):
     name = "clip"
 
     def __init__(self, device: Device = "cpu") -> None:
-        self.features = load_features("clip", device)
+        self.features = load_features(self.name, device)
 
 
-class Pixels(Vit):
+class Pixels(Clip):
     """Mean colours of an 8 x 8 grid; needs no model."""
 
     name = "pixels"
-
-    def __init__(self, device: Device = "cpu") -> None:
-        self.features = load_features("pixels", device)
 
 
 class ArcFace:
@@ -104,7 +97,7 @@ class ArcFace:
             self.app = FaceAnalysis(weights, allowed_modules=["detection", "recognition"], providers=providers)
             self.app.prepare(ctx_id=0 if cuda else -1, det_size=(640, 640))
         except Exception as error:  # no connection, no such pack, damaged files: insightface has no error of its own
-            raise UserError(f'arcface: no weights "{weights}" ({_one_line(error)})') from error
+            raise UserError(f'arcface: no weights "{weights}" ({in_one_line(error, most=200)})') from error
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
         result: list[Found] = []
@@ -131,7 +124,7 @@ class CSD:
             self.network.load_state_dict({k[9:]: v for k, v in state.items() if k.startswith("backbone.")})
             self.head = state["last_layer_style"].float().to(device)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise UserError(f'csd: "{weights}" is not a CSD checkpoint ({_one_line(error)})') from error
+            raise UserError(f'csd: "{weights}" is not a CSD checkpoint ({in_one_line(error, most=200)})') from error
         self.network = self.network.float().eval().requires_grad_(False).to(device)
         self.device = device
 
@@ -172,7 +165,7 @@ def _csd_state(path: Path) -> dict[str, Tensor]:
             with torch.serialization.safe_globals([argparse.Namespace]):
                 state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling fails in many ways
-        raise UserError(f"csd: {path} cannot be read ({_one_line(error)})") from error
+        raise UserError(f"csd: {path} cannot be read ({in_one_line(error, most=200)})") from error
     state = state.get("model_state_dict", state) if isinstance(state, Mapping) else {}
     return {key.removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
 
@@ -207,7 +200,7 @@ class GroundingDino:
             self.processor = AutoProcessor.from_pretrained(source, **at)
             model: Any = AutoModelForZeroShotObjectDetection.from_pretrained(source, **at)
         except (OSError, ValueError) as error:
-            raise UserError(f'grounding-dino: no model "{weights}" ({_one_line(error)})') from error
+            raise UserError(f'grounding-dino: no model "{weights}" ({in_one_line(error, most=200)})') from error
         self.model, self.device = model.eval().requires_grad_(False).to(device), device
 
     @torch.no_grad()
@@ -250,7 +243,8 @@ class LpipsAlex:
         try:
             self.network: Any = Metric(self.name).net.eval().requires_grad_(False).to(device)  # type: ignore[arg-type]
         except (OSError, RuntimeError) as error:
-            raise UserError(f"lpips: torchvision's weights of {self.name} are missing ({_one_line(error)})") from error
+            reason = in_one_line(error, most=200)
+            raise UserError(f"lpips: torchvision's weights of {self.name} are missing ({reason})") from error
         self.device = device
 
     @torch.no_grad()
