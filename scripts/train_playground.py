@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent / "playground"))
 
 import models
 from autoencoder import train_autoencoder, train_decoder
-from clip_building import clip_config, save_clip
+from clip_building import clip_config, load_clip, save_clip
 from clips import train_aesthetic, train_clip, train_preference
 from drawing import Prompts, encode_pool, train_drawing
 from pool import Pool, make_pool, open_pool
@@ -58,7 +58,6 @@ from tokenizer import vocabulary, write_tokenizer
 from turbo import save_turbo, train_turbo
 
 from diffrl_playground import grammar
-from diffrl_playground.clip_model import load_clip
 
 SEED = 0
 SCENES = 120_000

@@ -1,10 +1,10 @@
-"""Builds and writes the playground's CLIP models, in the folder format that `diffrl_playground.clip_model` reads."""
+"""Builds, writes and reads the playground's CLIP models, in the format that `diffrl_playground.clip_model` says."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from diffrl_playground.clip_model import CONFIG_FILE, WEIGHTS_FILE
+from diffrl.errors import UserError
 
+CONFIG_FILE, WEIGHTS_FILE = "open_clip_config.json", "open_clip_model.safetensors"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
 
@@ -79,3 +80,21 @@ def save_clip(
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, str(directory / WEIGHTS_FILE))
+
+
+def load_clip(
+    directory: str | Path, device: str | torch.device = "cpu", precision: str = "fp32"
+) -> tuple[torch.nn.Module, Callable[..., torch.Tensor], dict[str, Any]]:
+    """`(model in eval mode, tokenizer: texts -> (B, T) ids, preprocess config: size, mean, std, interpolation ...)`.
+
+    Raises `UserError` when the folder, its config or its weights are missing; nothing is fetched from anywhere.
+    """
+    directory = Path(directory)
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (directory / name).is_file():
+            raise UserError(f"no CLIP model in {directory}: {name} is missing")
+    import open_clip
+
+    name = f"local-dir:{directory}"
+    model = open_clip.create_model(name, precision=precision, device=str(device)).eval()
+    return model, open_clip.get_tokenizer(name), dict(model.visual.preprocess_cfg)

@@ -11,9 +11,8 @@ from transformers import CLIPTokenizer
 
 from diffrl.errors import UserError
 from diffrl_playground import grammar
-from diffrl_playground.clip_model import load_clip
 from diffrl_playground.scenes import prompt_set
-from scripts.playground.clip_building import build_clip, clip_config, save_clip
+from scripts.playground.clip_building import build_clip, clip_config, load_clip, save_clip
 from scripts.playground.tokenizer import build_vocabulary, clashes, vocabulary, write_tokenizer
 
 
