@@ -14,8 +14,8 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from .renderer import SIZE, render
-from .scenes import complete, sample_caption
+from .renderer import render
+from .scenes import SIZE, complete, sample_caption
 from .sight import to_pixels
 
 PATCH = 8

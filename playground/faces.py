@@ -101,12 +101,10 @@ def _near(pixels: np.ndarray, color: np.ndarray) -> np.ndarray:
 class _Zones:
     """The coordinates of all pixels in the units of a fitted head."""
 
-    def __init__(self, pixels: np.ndarray, fit: tuple[float, float, float]) -> None:
+    def __init__(self, fit: tuple[float, float, float]) -> None:
         self.x, self.y, self.unit = fit
-        x, y = self.x, self.y
-        self.pixels = pixels
-        self.across = (np.arange(SIZE) + 0.5 - x)[None, :] / self.unit
-        self.down = (np.arange(SIZE) + 0.5 - y)[:, None] / self.unit
+        self.across = (np.arange(SIZE) + 0.5 - self.x)[None, :] / self.unit
+        self.down = (np.arange(SIZE) + 0.5 - self.y)[:, None] / self.unit
 
     def within(self, inner: float, outer: float, top: float, bottom: float) -> np.ndarray:
         """Mask of |x| in [inner, outer], y in [top, bottom]."""
@@ -124,7 +122,7 @@ def find_face(view: View) -> Face | None:
     if fit is None:
         return None
     rows = np.flatnonzero(foreground.sum(1) > 1)
-    crown = _Zones(pixels, fit).within(0, 10, -100, 100) & (np.arange(SIZE)[:, None] < rows[0] + 12)
+    crown = _Zones(fit).within(0, 10, -100, 100) & (np.arange(SIZE)[:, None] < rows[0] + 12)
     topmost = pixels[crown & foreground]
     hat = float(_near(topmost, _HAT_COLOR).mean()) if len(topmost) else 0.0  # two towers have nothing between them
     hatted = hat > 0.5
@@ -144,7 +142,7 @@ def _measured(
     view: View, pixels: np.ndarray, foreground: np.ndarray, fit: tuple[float, float, float], hat: float, alone: bool
 ) -> Face:
     """The face under one fit. `hat`: how pink the crown is, in [0, 1]; `alone`: whether nothing else is there."""
-    zones = _Zones(pixels, fit)
+    zones = _Zones(fit)
     skin_zone = zones.within(0, 13, 5.6, 7.8) | zones.within(11, 14.5, 6, 11)
     hair_zone = zones.within(0, 14, -11, -8.6) | zones.within(19.8, 22.3, -8, 2)
     skin = np.median(pixels[skin_zone], axis=0)

@@ -208,10 +208,16 @@ _FORMS = {
 @functools.lru_cache(maxsize=1 << 16)
 def understood(text: str) -> Caption | None:
     """What a prompt says, or None if it is not of the world. Remembered: every image of a prompt asks."""
-    try:
-        return parse(text)
-    except ValueError:
-        return None
+    text = text.strip()
+    for kind, form in _FORMS.items():
+        match = form.fullmatch(text)
+        if match is None:
+            continue
+        groups = {name: value for name, value in match.groupdict().items() if value}
+        caption = Caption(kind, _attributes_of(kind, groups))
+        if possible(caption) and caption.text() == text:
+            return caption
+    return None
 
 
 def foreign(texts: Sequence[str]) -> str:
@@ -227,19 +233,12 @@ def foreign(texts: Sequence[str]) -> str:
     )
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def parse(text: str) -> Caption:
     """What a prompt says. Raises ValueError if the prompt is not of the world."""
-    text = text.strip()
-    for kind, form in _FORMS.items():
-        match = form.fullmatch(text)
-        if match is None:
-            continue
-        groups = {name: value for name, value in match.groupdict().items() if value}
-        caption = Caption(kind, _attributes_of(kind, groups))
-        if possible(caption) and caption.text() == text:
-            return caption
-    raise ValueError(f"not a prompt of the playground: {text!r} (a valid one: 'a red circle on white')")
+    caption = understood(text)
+    if caption is None:
+        raise ValueError(f"not a prompt of the playground: {text.strip()!r} (a valid one: 'a red circle on white')")
+    return caption
 
 
 def _attributes_of(kind: str, groups: Mapping[str, str]) -> dict[str, str]:

@@ -15,9 +15,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from .grammar import BACKGROUNDS, COLORS, HAIRS, SKINS, parse
-from .scenes import REACH, SIZE, Place, Scene, complete
-
-__all__ = ["GROUNDS", "HAT", "INK", "PALETTE", "REACH", "SCALE", "SIZE", "SKIN", "draw", "render", "stamp", "toned"]
+from .scenes import SIZE, Place, Scene, complete
 
 SCALE = 4
 LINE = 3.5  # width of an outlined shape's line
@@ -73,11 +71,6 @@ def outline(shape: str) -> Points:
     return np.stack([x / 15.2, (y - 2.5) / 14.2], 1)
 
 
-def _corners(shape: str, x: float, y: float, radius: float) -> list[float]:
-    """A shape's polygon on the large canvas, as x, y, x, y ..."""
-    return (SCALE * (np.array([x, y]) + radius * outline(shape))).ravel().tolist()
-
-
 @functools.cache
 def _bars() -> Image.Image:
     """Stripes over the whole picture: rows of BAR pixels of thing, then of ground, from the top edge on."""
@@ -89,8 +82,9 @@ def stamp(shape: str, x: float, y: float, radius: float, line: float = 0.0, size
     """The mask ("L", drawn large: `size * SCALE` on a side) of a shape with its middle at (x, y): filled, or its
     outline, `line` pixels wide."""
     mask = Image.new("L", (size * SCALE, size * SCALE))
+    corners = (SCALE * (np.array([x, y]) + radius * outline(shape))).ravel().tolist()  # x, y, x, y ...
     look = {"outline": 255, "width": round(line * SCALE)} if line else {"fill": 255}
-    ImageDraw.Draw(mask).polygon(_corners(shape, x, y, radius), **look)
+    ImageDraw.Draw(mask).polygon(corners, **look)
     return mask
 
 
@@ -102,11 +96,6 @@ def _styled(shape: str, style: str, place: Place) -> Image.Image:
     if style == "filled":
         return filled
     return ImageChops.lighter(ImageChops.multiply(filled, _bars()), stamp(shape, *place, RIM))
-
-
-def _draw_shapes(canvas: Image.Image, scene: Scene) -> None:
-    for shape, color, place in scene.things():
-        canvas.paste(toned(PALETTE[color], scene["tone"]), (0, 0), _styled(shape, scene["style"], place))
 
 
 @functools.cache
@@ -164,7 +153,8 @@ def render(scene: Scene) -> np.ndarray:
     elif scene.kind == "words":
         _draw_word(canvas, scene)
     else:
-        _draw_shapes(canvas, scene)
+        for shape, color, place in scene.things():
+            canvas.paste(toned(PALETTE[color], scene["tone"]), (0, 0), _styled(shape, scene["style"], place))
     return np.asarray(canvas.reduce(SCALE))
 
 

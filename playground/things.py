@@ -328,6 +328,3 @@ def _colors(
     nearest = np.where(apart.min(0) < _REACH, apart.argmin(0), len(_TABLE))
     shares = np.bincount(nearest, minlength=len(_TABLE) + 1)[:-1] / len(pixels)
     return shares.reshape(len(TONES), len(COLORS)).T, pixels.mean(0)
-
-
-__all__ = ["LINE", "MAX_MISS", "MIN_PURE", "Thing", "look"]

@@ -10,8 +10,8 @@ from scipy import ndimage
 
 from diffrl_playground import grammar
 from diffrl_playground.grammar import parse
-from diffrl_playground.renderer import GROUNDS, HAT, PALETTE, SIZE, SKIN, draw, outline, render, toned
-from diffrl_playground.scenes import complete, sample_scene
+from diffrl_playground.renderer import GROUNDS, HAT, PALETTE, SKIN, draw, outline, render, toned
+from diffrl_playground.scenes import SIZE, complete, sample_scene
 
 
 def test_the_scene_decides_every_pixel() -> None:
