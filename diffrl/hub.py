@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from diffrl.errors import UserError, in_one_line
 
-NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w./-]*))?")  # a few old names have no owner
+NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)  # a few old names have no owner
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _commits: dict[str, str] = {}
@@ -70,7 +70,7 @@ def pinned(name: str, kind: str = "model") -> tuple[str, dict[str, Any]]:
         UserError: the hub, or offline this machine's cache, has no such revision.
     """
     match = NAME.fullmatch(name)
-    if match is None or Path(os.path.expanduser(name)).exists():
+    if match is None or Path(os.path.expanduser(name)).exists() or not _is_valid(match[1]):
         return name, {}
     repository, revision = match.groups()
     commit = _commit(repository, revision or "main", kind)
@@ -110,6 +110,18 @@ def recorded() -> Iterator[dict[str, str]]:
         yield found
     finally:
         _open.remove(found)
+
+
+def _is_valid(repository: str) -> bool:
+    """By the hub's own rules: no "--", no "..", at most 96 characters."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError:
+        return False
+    return True
 
 
 @functools.cache

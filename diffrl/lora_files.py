@@ -14,7 +14,7 @@ from diffrl.plugins import here
 from diffrl.worlds import world_of, worlds
 
 NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
-HUB = re.compile(r"([\w-][\w.-]*/[\w.-]+(?:@\w[\w./-]*)?)(?::(.+))?")
+HUB = re.compile(r"([\w-][\w.-]*/[\w.-]+(?:@\w[\w./-]*)?)(?::(.+))?", re.ASCII)
 
 
 def find_lora(name: str | Path) -> Path | tuple[str, str | None]:

@@ -15,7 +15,7 @@ from diffrl import hub
 from diffrl.cli import doctor
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.lora_files import find_lora
+from diffrl.lora_files import find_lora, lora_file
 from diffrl.policy import find_model
 from diffrl.rewards.registry import load_reward
 from diffrl.run.identity import started_with
@@ -136,3 +136,11 @@ def test_doctor_says_which_commits_are_here(pinned_run: Path, cache: Path, capsy
     said = capsys.readouterr().out
     assert f"model: {MODEL} at commit {OLD}\n" in said and f"rewards.judge: acme/judge at commit {OLD}\n" in said
     assert "watch.pickscore: yuvalkirstain/PickScore_v1 is not in this machine's cache\n" in said
+
+
+@pytest.mark.parametrize("name", ["läufe/eins", "模型/sd3", "a--b/c", "a..b/c", "x/-y", f"{'x' * 97}/y"])
+@pytest.mark.parametrize("read", [find_model, lora_file], ids=["model", "LoRA"])
+def test_what_the_hub_takes_for_no_name_is_one_line(read: Any, name: str) -> None:
+    """A folder that is not there, in any letters: huggingface_hub's own error is no answer to that."""
+    with pytest.raises(UserError, match=f'no (folder|LoRA) "{name}"'):
+        read(name)
