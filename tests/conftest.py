@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 import yaml
+from charts import blank_charts as blank_charts
+from charts import charts as charts
 
 torch.set_num_threads(1)  # before any parallel region, so that tests may fork
 

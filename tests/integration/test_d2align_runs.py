@@ -87,7 +87,9 @@ def test_stage_1_can_embed_what_stage_2_sees(config_file: Any) -> None:
         prepare_direction(run.config, run.folder.path, policy, run.scorer.rewards, spec, run.accelerator)
 
 
-def test_one_command_runs_both_stages_and_reports_them(config_file: Any, capsys: pytest.CaptureFixture) -> None:
+def test_one_command_runs_both_stages_and_reports_them(
+    config_file: Any, capsys: pytest.CaptureFixture, charts: None
+) -> None:
     path = config_file("recipe", **TWO_STAGES)
     config = load_config(path)
     folder = Path(config.run_dir)

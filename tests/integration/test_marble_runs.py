@@ -87,7 +87,7 @@ def test_coefficients_of_rewards_on_scales_of_their_own(write, caplog: pytest.Lo
 @pytest.mark.parametrize(
     "sections", [{}, *(pytest.param(one, marks=pytest.mark.long) for one in (GRPO, CRD))], ids=["nft", "grpo", "crd"]
 )
-def test_a_run_logs_its_balance_whatever_the_objective(write, sections: dict) -> None:
+def test_a_run_logs_its_balance_whatever_the_objective(write, charts: None, sections: dict) -> None:
     config = load_config(write("run", epochs=2, tracking={"samples": 0}, **sections))
     train(config)
     for line in read_metrics(config.run_dir)[1:]:

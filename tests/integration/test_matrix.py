@@ -151,7 +151,7 @@ def test_distilled_guidance_is_trained_as_it_is_sampled(
 
 
 @pytest.mark.parametrize("policy", some(["flux-dev", "sd", "sdxl"], "sd"))
-def test_a_whole_run_with_evaluation(config_file, models: Callable[[str], Path], policy: str) -> None:
+def test_a_whole_run_with_evaluation(config_file, models: Callable[[str], Path], charts: None, policy: str) -> None:
     path = config_file("run", model=str(models(policy)), rollout={"resolution": 16}, epochs=1)
     train(load_config(path))
     folder = Path(load_config(path).run_dir)

@@ -45,7 +45,9 @@ def lines(config: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_a_run_judges_its_lora_on_the_student_and_resumes_exactly(config_file, turbo: Path, tmp_path: Path) -> None:
+def test_a_run_judges_its_lora_on_the_student_and_resumes_exactly(
+    config_file, turbo: Path, tmp_path: Path, charts: None
+) -> None:
     sections = {"epochs": 2, "evaluate": with_turbo(turbo), "tracking": {"samples": 0}}
     whole, plain, broken = (load_config(config_file(name, **sections)) for name in ("whole", "plain", "broken"))
     train(whole)

@@ -70,7 +70,7 @@ def ballot(**changes: Any) -> dict[str, Any]:
     return {"vote": "0a" * 8, "voter": "0b" * 8, "group": group().identity, "order": [[2], [0]], **changes}
 
 
-def test_what_it_shows_and_how_it_escapes(run: Path, url: str) -> None:
+def test_what_it_shows_and_how_it_escapes(run: Path, url: str, charts: None) -> None:
     answer = get(url, "/")
     assert answer.status_code == 200 and "my &lt;run&gt;" in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
