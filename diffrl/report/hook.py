@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError
@@ -17,10 +18,12 @@ from diffrl.run.hooks import RunHook
 class Report(RunHook):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        self.whole: Path | None = None  # the page, once the last epoch is in it
 
     def end_epoch(self, metrics: Mapping[str, Any], last: bool) -> None:
         if self.folder.main and "eval/diversity" in metrics:
-            write_report(self.folder.path)
+            page = write_report(self.folder.path)
+            self.whole = page if last else None
 
     def after_run(self, error: BaseException | None) -> Sequence[str]:
         """The report's own warnings, and where it is."""
@@ -30,7 +33,7 @@ class Report(RunHook):
             with suppress(OSError, UserError, DiskError):  # what ended the run is what is to be told
                 write_report(self.folder.path)
             return ()
-        page = write_report(self.folder.path)
+        page = self.whole or write_report(self.folder.path)
         warnings = [f"WARNING: {text}" for text in warnings_of(read_run(self.folder.path))]
         return [*warnings, f"Open {page.resolve()}"]
 
