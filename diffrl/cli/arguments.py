@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import re
@@ -124,12 +125,29 @@ def whole_number(least: int, most: int = 10**6) -> Callable[[str], int]:
     return number
 
 
+def _float(text: str) -> float:
+    """A number; NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def number_between(least: float, most: float) -> Callable[[str], float]:
+    """argparse's type of a number from `least` to `most`."""
+
+    def number(text: str) -> float:
+        value = _float(text)
+        if not least <= value <= most:  # also what is no number
+            raise argparse.ArgumentTypeError(f'expected a number from {least:g} to {most:g}, got "{text[:40]}"')
+        return value
+
+    return number
+
+
 def positive_number(text: str) -> float:
     """argparse's type of a number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
+    value = _float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f'expected a number above 0, got "{text[:40]}"')
     return value
@@ -138,13 +156,10 @@ def positive_number(text: str) -> float:
 def guidance(text: str) -> float:
     """A guidance scale on the command line."""
     try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 1 <= value <= 1000:  # also what is no number
-        none = "; none is 1 here, 0 in diffusers" * (0 <= value < 1)
-        raise argparse.ArgumentTypeError(f'expected a number from 1 to 1000, got "{text[:40]}"{none}')
-    return value
+        return number_between(1, 1000)(text)
+    except argparse.ArgumentTypeError as error:
+        none = "; none is 1 here, 0 in diffusers" * (0 <= _float(text) < 1)
+        raise argparse.ArgumentTypeError(f"{error}{none}") from None
 
 
 def add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
@@ -250,6 +265,32 @@ def only_parameters(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     for word in rest:
         if "=" not in word:
             arguments.parser.error(f'unexpected argument "{word}"')
+
+
+def rewards_of(arguments: argparse.Namespace, rest: Sequence[str], command: str) -> dict[str, dict[str, Any]]:
+    """Of `--rewards`, with their parameters among the words; UserError where none is named."""
+    only_parameters(arguments, rest)
+    names = plugins_of(arguments.rewards or "", "--rewards")
+    if not names:
+        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
+    return named_rewards([*names, *rest], command)
+
+
+def need(command: str, extra: str, *modules: str) -> None:
+    """UserError, in the command's name, for a module that an extra of the package brings."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f'{command}: {module} is not installed: pip install "diffrl[{extra}]"')
+
+
+def check_push(name: str) -> None:
+    """UserError where --push names no model of the hub, or the hub cannot be reached."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UserError(f'--push: "{name}": write OWNER/NAME')
+    from diffrl.hub import hub_failure
+
+    if failure := hub_failure():
+        raise UserError(f"--push: {failure}; without --push the folder is written all the same")
 
 
 def at(where: str, check: Callable[[Any], Any], value: object) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.cli.arguments import configs_of, out_file, whole_number
+from diffrl.cli.arguments import configs_of, need, out_file, whole_number
 from diffrl.errors import UserError, say
 from diffrl.records.disk import check_writable
 from diffrl.resources import file_of_run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".md", ".tex")
 
 
-def add_comparing(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
     command = add(
         "report",
@@ -179,11 +179,8 @@ def _run(members: list[Member], arguments: argparse.Namespace) -> int:
 
 def _slurm(text: str) -> dict[str, str]:
     """submitit's options in `KEY=VALUE,...`; UserError for another form, and without submitit."""
-    import importlib.util
-
     pairs = dict(pair.partition("=")[::2] for pair in text.split(","))
     if not all(key.isidentifier() and value for key, value in pairs.items()):
         raise UserError(f'--slurm: "{text}": write KEY=VALUE,..., for example partition=gpu,gpus_per_node=1')
-    if importlib.util.find_spec("submitit") is None:
-        raise UserError('sweep: submitit is not installed: pip install "diffrl[sweep]"')
+    need("sweep", "sweep", "submitit")
     return pairs

@@ -11,7 +11,7 @@ from diffrl.cli.arguments import subcommand
 from diffrl.errors import UserError
 
 
-def add_d2align(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command with the command line's `add`."""
     text = "learn D2-Align's direction of a reward while the generator is frozen"
     command = add("d2align", None, text, "diffrl d2align learn playground/d2align")

@@ -16,7 +16,7 @@ KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.div
 DIMENSIONS = ("id", "style", "layout", "tonal")
 
 
-def add_divgen(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command with the command line's `add`."""
     command = add(
         "divgen",

@@ -13,7 +13,7 @@ from diffrl.cli.arguments import configs_of
 from diffrl.errors import UserError
 
 
-def add_doctor(add: Any) -> None:
+def add(add: Any) -> None:
     """Add the command by `add(name, handler, summary, *examples)`."""
     doctor = add(
         "doctor",

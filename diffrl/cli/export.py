@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import at, positive_number, whole_number
+from diffrl.cli.arguments import at, check_push, number_between, positive_number, whole_number
 from diffrl.errors import UserError
 from diffrl.lora_files import weighted
 
 
-def add_export(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command with the command line's `add`."""
     command = add(
         "export",
@@ -33,7 +32,7 @@ def add_export(add: Callable[..., Any]) -> None:
     text = "one LoRA more, at a strength (default: 1); may be given again"
     command.add_argument("--lora", action="append", default=[], metavar="LORA[=STRENGTH]", help=text)
     text = "of the run's LoRA (default: 1)"
-    command.add_argument("--strength", type=_strength, default=1.0, metavar="NUMBER", help=text)
+    command.add_argument("--strength", type=number_between(-100, 100), default=1.0, metavar="NUMBER", help=text)
     text = "the run's checkpoint of this step (default: the newest LoRA)"
     command.add_argument("--step", type=whole_number(0, 10**9), metavar="N", help=text)
     text = "default, ema or another of the checkpoint's (default: what the run evaluates)"
@@ -45,29 +44,13 @@ def add_export(add: Callable[..., Any]) -> None:
     command.add_argument("--push", metavar="OWNER/NAME", help="send the folder of --merged to the hub, too")
 
 
-def _strength(text: str) -> float:
-    """argparse's type of a LoRA's strength."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not abs(value) <= 100:
-        raise argparse.ArgumentTypeError(f'expected a number from -100 to 100, got "{text[:40]}"')
-    return value
-
-
 def export(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.merged != (arguments.out is not None):
         raise UserError("export: --merged and --out DIR belong together; --comfyui names its own file")
     if arguments.push is not None:
         if not arguments.merged:
             raise UserError("export: --push sends the folder of --merged; `diffrl publish` sends LoRAs")
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
-            raise UserError(f'--push: "{arguments.push}": write OWNER/NAME')
-        from diffrl.hub import hub_failure
-
-        if failure := hub_failure():
-            raise UserError(f"--push: {failure}; without --push the folder is written all the same")
+        check_push(arguments.push)
     choice = {key: getattr(arguments, key) for key in ("strength", "step", "snapshot")}
     choice["loras"] = [at("--lora", weighted, text) for text in arguments.lora]
     from diffrl.sharing.export import export_comfyui, export_merged

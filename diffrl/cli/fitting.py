@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import out_file, whole_number
-from diffrl.errors import UserError
+from diffrl.cli.arguments import at, number_between, only_parameters, out_file, whole_number
 from diffrl.records.disk import check_writable
 
 
@@ -28,9 +26,9 @@ def add_fit(action: Callable[..., Any]) -> None:
     text = "the set's scores that say what is better (default preference)"
     fit.add_argument("--scores", default="preference", metavar="NAME", help=text)
     text = "share of the prompts that is held out to judge the head (default 0.2)"
-    fit.add_argument("--held-out", type=_number(0.01, 0.9), default=0.2, metavar="SHARE", help=text)
+    fit.add_argument("--held-out", type=number_between(0.01, 0.9), default=0.2, metavar="SHARE", help=text)
     text = "by how much the preferred one should lead, in logits (default 0)"
-    fit.add_argument("--margin", type=_number(0.0, 10.0), default=0.0, metavar="M", help=text)
+    fit.add_argument("--margin", type=number_between(0.0, 10.0), default=0.0, metavar="M", help=text)
     text = "of the split (default 0)"
     fit.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help=text)
 
@@ -39,20 +37,12 @@ def _fit(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin, load_config, read_parameters
     from diffrl.stand_ins import check_reward
 
-    for word in rest:
-        if "=" not in word:
-            arguments.parser.error(f'unexpected argument "{word}"')
+    only_parameters(arguments, rest)
     given = read_parameters(rest)
-    try:
-        check_plugin(arguments.on)
-    except UserError as error:
-        raise UserError(f"--on: {error}") from error
+    at("--on", check_plugin, arguments.on)
     config = Path(arguments.set).parent / "config.yaml"
     if config.is_file():  # RUN_DIR/votes: pictures of the run's model
-        try:
-            check_reward(load_config(config).model, arguments.on, given)
-        except UserError as error:
-            raise UserError(f"--on: {error}") from error
+        at("--on", lambda on: check_reward(load_config(config).model, on, given), arguments.on)
     out = out_file(arguments.out, "--out", "mine.safetensors")
     check_writable(out.parent, "--out")
     from diffrl.reward_tools.fit import fit_head, lines
@@ -62,16 +52,3 @@ def _fit(arguments: argparse.Namespace, rest: list[str]) -> int:
     print("\n".join(lines(figures, arguments.on)))
     print(f"head: {out}; rewards: {{mine: {{plugin: fitted, head: {out}}}}}")
     return 0
-
-
-def _number(least: float, most: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f'expected a number from {least:g} to {most:g}, got "{text[:40]}"')
-        return value
-
-    return number

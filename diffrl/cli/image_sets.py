@@ -21,7 +21,7 @@ from diffrl.errors import UserError
 from diffrl.records.disk import check_writable
 
 
-def add_image_sets(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command with the command line's `add`."""
     command = add(
         "draw-set",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -23,19 +24,21 @@ from diffrl.cli.arguments import (
     add_drawing,
     add_texts,
     drawing_of,
-    named_rewards,
-    only_parameters,
     out_file,
-    plugins_of,
+    rewards_of,
     settled,
     subcommand,
 )
+from diffrl.cli.completion import add_completion
 from diffrl.cli.interrupted import leave_peers, loading, resumable
 from diffrl.errors import UserError, discard, first_of_machine, nearest, say
 from diffrl.records.disk import check_writable
 from diffrl.run.peers import joined
 from diffrl.version import __version__
 
+# Modules of this package with commands, in the order of the help: each has `add`, as installed ones have.
+COMMANDS = ["comparing", "watch", "rewards", "objectives", "models", "prompts", "d2align", "recipes", "divgen"]
+COMMANDS += ["image_sets", "sharing", "export", "examining"]
 # Commands whose processes, where a launcher started several, join one another.
 JOINING = {"demo", "train", "sample", "evaluate", "search", "refine", "divgen", "report"}
 JOINING |= {"draw-set", "d2align", "bench", "sweep"}
@@ -181,35 +184,9 @@ def _parser(first: str = "") -> Parser:
     _add_train(add)
     if first == "train":  # which loads nothing of the other commands
         return parser
-    from diffrl.cli.comparing import add_comparing
-    from diffrl.cli.completion import add_completion
-    from diffrl.cli.d2align import add_d2align
-    from diffrl.cli.divgen import add_divgen
-    from diffrl.cli.examining import add_doctor
-    from diffrl.cli.export import add_export
-    from diffrl.cli.image_sets import add_image_sets
-    from diffrl.cli.models import add_models
-    from diffrl.cli.objectives import add_objectives
-    from diffrl.cli.prompts import add_prompts
-    from diffrl.cli.recipes import add_recipes
-    from diffrl.cli.rewards import add_rewards
-    from diffrl.cli.sharing import add_sharing
-    from diffrl.cli.watch import add_watch
-
     _add_sample_and_evaluate(add)
-    add_comparing(add)
-    add_watch(add)
-    add_rewards(add)
-    add_objectives(add)
-    add_models(add)
-    add_prompts(add)
-    add_d2align(add)
-    add_recipes(add)
-    add_divgen(add)
-    add_image_sets(add)
-    add_sharing(add)
-    add_export(add)
-    add_doctor(add)
+    for name in COMMANDS:
+        importlib.import_module(f"diffrl.cli.{name}").add(add)
     add_completion(add, _parser)
     add("version", _version, "print the version", "diffrl version")
     return parser
@@ -322,7 +299,7 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
-    wanted = _rewards(arguments, rest, "sample") if arguments.rewards is not None or rest else {}
+    wanted = rewards_of(arguments, rest, "sample") if arguments.rewards is not None or rest else {}
     from diffrl.drawing import sample
     from diffrl.report.drawn import write_drawn
 
@@ -336,7 +313,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     common = drawing_of(arguments)
     common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
     check_writable(arguments.out.parent, "--out")
-    wanted = _rewards(arguments, rest, "evaluate")
+    wanted = rewards_of(arguments, rest, "evaluate")
     from diffrl.drawing import evaluate
 
     result = evaluate(rewards=wanted, base=_base(arguments), **settled(common))
@@ -349,15 +326,6 @@ def _base(arguments: argparse.Namespace) -> bool:
     if arguments.base and arguments.lora is None:
         raise UserError("--base: compares with the model without its LoRA; name one with --lora")
     return bool(arguments.base)
-
-
-def _rewards(arguments: argparse.Namespace, rest: list[str], command: str) -> dict[str, dict[str, Any]]:
-    """Of `--rewards`, with their parameters among the words."""
-    only_parameters(arguments, rest)
-    names = plugins_of(arguments.rewards or "", "--rewards")
-    if not names:
-        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
-    return named_rewards([*names, *rest], command)
 
 
 def _version(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -14,7 +14,7 @@ from diffrl.cli.arguments import resolution, subcommand
 from diffrl.errors import UserError, nearest
 
 
-def add_models(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
     text = "supported models: list them, show one, or check a family against diffusers' plain pipeline"
     command = add("models", None, text, "diffrl models list", "diffrl models check FOLDER")

@@ -81,7 +81,7 @@ def test_it_conforms(what: str, tmp_path: Path) -> None:
 '''
 
 
-def add_objectives(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
     text = "objectives and their wrappers: list them, or check one of your own"
     command = add(

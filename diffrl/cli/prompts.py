@@ -13,7 +13,7 @@ from diffrl.prompt_sets import SETS, SPLITS, rows
 QUOTES = set("\"'“”„«»‹›‘’‚「」『』`＂")  # without one of them no prompt quotes a text
 
 
-def add_prompts(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """The command `prompts` with its own commands."""
     prompts = add("prompts", None, "prompt sets: list them, show what is in one", "diffrl prompts list")
     commands = prompts.add_subparsers(metavar="COMMAND", required=True)

@@ -15,7 +15,7 @@ from diffrl.errors import UserError
 from diffrl.resources import shipped, shipped_configs
 
 
-def add_recipes(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
     configs = add(
         "configs",

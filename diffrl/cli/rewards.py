@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import named_rewards, only_parameters, out_file, plugins_of, subcommand, whole_number
+from diffrl.cli.arguments import named_rewards, need, out_file, rewards_of, subcommand, whole_number
 from diffrl.cli.fitting import add_fit
 from diffrl.errors import UserError, nearest
 
 
-def add_rewards(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
     text = "rewards: list them, show a card, write, check, audit or fit one, serve some to other machines"
     command = add("rewards", None, text, "diffrl rewards list", "diffrl rewards new sharpness")
@@ -61,11 +61,7 @@ def _add_score(action: Callable[..., Any]) -> None:
 
 
 def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
-    only_parameters(arguments, rest)
-    names = plugins_of(arguments.rewards, "--rewards")
-    if not names:
-        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
-    wanted = named_rewards([*names, *rest], "rewards score")
+    wanted = rewards_of(arguments, rest, "rewards score")
     from diffrl.divgen.listings import home
 
     if not home(arguments.folder).is_dir():
@@ -99,7 +95,6 @@ def _add_serve(action: Callable[..., Any]) -> None:
     serve.add_argument("--max-megabytes", type=whole_number(1), default=256, metavar="N", help=text)
     text = "seconds from a request's last byte to its scores (default 300)"
     serve.add_argument("--time-limit", type=whole_number(1), metavar="S", help=text)
-    text = "seconds that a client may take to send a request (default 30)"
     text = "ray: replicas on the devices of this machine, or of the cluster of RAY_ADDRESS, by Ray Serve (extra: ray)"
     serve.add_argument("--engine", choices=("one", "ray"), default="one", help=f"one process (default), or {text}")
     text = "replicas of each reward, or of one: 4, or 1-8 for as many as the load needs (default 1; --engine ray)"
@@ -174,8 +169,7 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
     wanted = _of_config(words) or [(None, *one) for one in named_rewards(words, "rewards serve").items()]
     for _, plugin, _ in wanted:
         check_plugin(plugin)
-    for module in ("fastapi", "uvicorn"):
-        _need(module, "serve")
+    need("rewards serve", "serve", "fastapi", "uvicorn")
     from diffrl.rewards.registry import load_class, load_reward
     from diffrl.serving.client import find_token
     from diffrl.serving.server import Limits, Options, Served, check_address, check_served, name_of, serve
@@ -224,7 +218,7 @@ def _on_ray(wanted: dict[str, Any], arguments: argparse.Namespace, options: Any,
     import signal
     from dataclasses import replace
 
-    _need("ray", "ray")
+    need("rewards serve", "ray", "ray")
     from diffrl.serving.replicas import Wanted, serve_on_ray, stop
 
     placed = {name: Wanted(plugin, given) for name, (_, plugin, given) in wanted.items()}
@@ -254,10 +248,3 @@ def _amount(option: str, text: str) -> dict[str, Any]:
     if option == "replicas":
         return {"least": int(read[1]), "most": int(read[2] or read[1])}
     return {option: float(read[1])}
-
-
-def _need(module: str, extra: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec(module) is None:
-        raise UserError(f'rewards serve: {module} is not installed: pip install "diffrl[{extra}]"')

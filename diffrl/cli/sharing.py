@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import whole_number
+from diffrl.cli.arguments import check_push, whole_number
 from diffrl.cli.interrupted import loading, resumable
-from diffrl.errors import UserError
 
 
-def add_sharing(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
     command = add(
         "demo",
@@ -81,16 +79,13 @@ def _prompts(run: Any) -> str:
 
 
 def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
-        raise UserError(f'--push: "{arguments.push}": write OWNER/NAME')
     loading()
-    from diffrl.hub import hub_failure
     from diffrl.lora_files import find_lora
     from diffrl.resources import file_of_run
 
     file_of_run(arguments.run, "config.yaml", "publish")
-    if arguments.push is not None and (failure := hub_failure()):
-        raise UserError(f"--push: {failure}; without --push the folder is written all the same")
+    if arguments.push is not None:
+        check_push(arguments.push)
     find_lora(arguments.lora or arguments.run / "lora")
     from diffrl.sharing import publish, push
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import whole_number
+from diffrl.cli.arguments import need, whole_number
 from diffrl.errors import UserError, nearest
 
 
-def add_watch(add: Callable[..., Any]) -> None:
+def add(add: Callable[..., Any]) -> None:
     """Register the command with the command line's `add`."""
     text = "a live page of a run: curves, the newest groups, samples over time; takes votes"
     example = "diffrl watch runs/nft --host 0.0.0.0 --token-file ~/.secrets/token"
@@ -35,9 +34,7 @@ def _watch(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f'watch: no folder "{run}"{nearest(run.name, folders)}')
     if not any((run / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
         raise UserError(f'watch: "{run}" is not a run\'s folder: it has neither config.yaml nor metrics.jsonl')
-    for module in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(module) is None:
-            raise UserError(f'watch: {module} is not installed: pip install "diffrl[serve]"')
+    need("watch", "serve", "fastapi", "uvicorn")
     from diffrl.serving.client import find_token
     from diffrl.watch.server import Settings, watch
 
