@@ -7,78 +7,11 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from diffrl.cli.arguments import subcommand
 from diffrl.errors import UserError
-
-OBJECTIVE = '''"""The objective `{name}`: regression to what is better than its group. Put yours in its place.
-
-    L = (exp(A / tau) - 1) mean (v_theta - v)^2
-"""
-
-from __future__ import annotations
-
-from torch import Tensor
-
-from diffrl.config.base import Method, key
-from diffrl.config.methods import ForwardProcess
-from diffrl.policy import Policy
-from diffrl.objectives.objective import Objective
-from diffrl.objectives.rows import Noising, Rows
-
-
-class Keys(ForwardProcess):
-    """The config's section `{name}`: what stands here may be set, with these defaults and limits."""
-
-    method = Method(
-        "{name}",
-        title="{cls}",
-        papers={{"{cls}": "2501.00000"}},  # name: arXiv number
-        about="one line that help, reports and model cards show",
-    )
-    tau: float = key(1.0, "temperature of the advantages", gt=0)
-    beta: float = key(0.0, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
-
-
-class {cls}(Objective):
-    """Built from its section of the config."""
-
-    section = Keys
-
-    def __init__(self, keys: Keys) -> None:
-        super().__init__(beta=keys.beta, advantage_std="group", noising=Noising.of(keys))
-        self.tau = keys.tau
-
-    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        """phi (b, 1): the error of the velocity, differentiable."""
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        return (rows.prediction.v - rows.velocity(policy.process)).square().flatten(1).mean(1, keepdim=True)
-
-    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        """(K,) summed over the rows; advantages (b, K) have a column for each reward that is balanced, or one."""
-        return self.plain(phi, rows.advantages)
-
-    def plain(self, phi: Tensor, advantages: Tensor) -> Tensor:
-        """The equation alone: `diffrl objectives check` compares it in float64."""
-        return (((advantages / self.tau).exp() - 1) * phi).sum(0)
-'''
-
-TEST = '''"""`{name}` does what the loop, a resume and other methods count on."""
-
-from pathlib import Path
-
-import pytest
-
-from diffrl.conformance.objective import CHECKS, Case
-
-FILE = Path(__file__).with_name("{name}.py")
-
-
-@pytest.mark.parametrize("what", CHECKS)
-def test_it_conforms(what: str, tmp_path: Path) -> None:
-    print(CHECKS[what](Case(f"{{FILE}}:{cls}", tmp_path)))
-'''
 
 
 def add(add: Callable[..., Any]) -> None:
@@ -130,10 +63,11 @@ def write_objective(name: str, folder: Path) -> list[Path]:
     if name in INSIDE or is_method(name):
         raise UserError(f'init: --objective: "{name}" is a section of every config already; choose another name')
     cls = "".join(word.capitalize() for word in name.split("_"))
-    texts = {folder / f"{name}.py": OBJECTIVE, folder / f"test_{name}.py": TEST}
-    for file in texts:
+    templates = {folder / f"{name}.py": "objective.py.txt", folder / f"test_{name}.py": "test_objective.py.txt"}
+    for file in templates:
         if file.exists():
             raise UserError(f'init: --objective: "{file}" exists already; choose another name')
-    for file, text in texts.items():
-        file.write_text(text.format(name=name, cls=cls), encoding="utf-8")
-    return list(texts)
+    for file, template in templates.items():
+        text = (Path(__file__).with_name("templates") / template).read_text(encoding="utf-8")
+        file.write_text(Template(text).substitute(name=name, cls=cls), encoding="utf-8")
+    return list(templates)
