@@ -71,6 +71,11 @@ def outline(shape: str) -> Points:
     return np.stack([x / 15.2, (y - 2.5) / 14.2], 1)
 
 
+def _corners(shape: str, x: float, y: float, radius: float) -> list[float]:
+    """A shape's polygon on the large canvas, as x, y, x, y ..."""
+    return (SCALE * (np.array([x, y]) + radius * outline(shape))).ravel().tolist()
+
+
 @functools.cache
 def _bars() -> Image.Image:
     """Stripes over the whole picture: rows of BAR pixels of thing, then of ground, from the top edge on."""
@@ -82,20 +87,16 @@ def stamp(shape: str, x: float, y: float, radius: float, line: float = 0.0, size
     """The mask ("L", drawn large: `size * SCALE` on a side) of a shape with its middle at (x, y): filled, or its
     outline, `line` pixels wide."""
     mask = Image.new("L", (size * SCALE, size * SCALE))
-    corners = (SCALE * (np.array([x, y]) + radius * outline(shape))).ravel().tolist()  # x, y, x, y ...
     look = {"outline": 255, "width": round(line * SCALE)} if line else {"fill": 255}
-    ImageDraw.Draw(mask).polygon(corners, **look)
+    ImageDraw.Draw(mask).polygon(_corners(shape, x, y, radius), **look)
     return mask
 
 
 def _styled(shape: str, style: str, place: Place) -> Image.Image:
-    """The mask of a shape in a style."""
+    """The mask of a shape that is outlined or striped."""
     if style == "outlined":
         return stamp(shape, *place, LINE)
-    filled = stamp(shape, *place)
-    if style == "filled":
-        return filled
-    return ImageChops.lighter(ImageChops.multiply(filled, _bars()), stamp(shape, *place, RIM))
+    return ImageChops.lighter(ImageChops.multiply(stamp(shape, *place), _bars()), stamp(shape, *place, RIM))
 
 
 @functools.cache
@@ -153,8 +154,12 @@ def render(scene: Scene) -> np.ndarray:
     elif scene.kind == "words":
         _draw_word(canvas, scene)
     else:
-        for shape, color, place in scene.things():
-            canvas.paste(toned(PALETTE[color], scene["tone"]), (0, 0), _styled(shape, scene["style"], place))
+        for shape, name, place in scene.things():
+            color = toned(PALETTE[name], scene["tone"])
+            if scene["style"] == "filled":
+                ImageDraw.Draw(canvas).polygon(_corners(shape, *place), fill=color)
+            else:
+                canvas.paste(color, (0, 0), _styled(shape, scene["style"], place))
     return np.asarray(canvas.reduce(SCALE))
 
 
