@@ -80,7 +80,9 @@ class Aesthetic:
                 clip, embedder = V2_CLIP if head == "v2" else ("playground", None)
                 pretrained = pretrained or embedder
             self.clip = shared_clip(clip, pretrained, device, precision)
-        width, first = self._width(), self.head[0]
+        own = self.clip
+        width = own.width if isinstance(own, VisionModel) else own.embed_text([""]).shape[-1]
+        first = self.head[0]
         assert isinstance(first, nn.Linear)
         if first.in_features != width:
             raise UserError(
@@ -103,10 +105,6 @@ class Aesthetic:
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Ratings (B,) of images (B, 3, H, W) in [0, 1]."""
         return self.head(self.clip.embed_image(images)).squeeze(-1)
-
-    @torch.no_grad()
-    def _width(self) -> int:
-        return self.clip.width if isinstance(self.clip, VisionModel) else self.clip.embed_text([""]).shape[-1]
 
 
 def _path(head: str) -> Path:

@@ -72,12 +72,7 @@ class Flawless:
     )
 
     def __init__(
-        self,
-        model: str,
-        logit: bool = False,
-        device: str | None = None,
-        batch_size: int = 32,
-        precision: str = "fp32",
+        self, model: str, logit: bool = False, device: str | None = None, batch_size: int = 32, precision: str = "fp32"
     ) -> None:
         from dataclasses import replace
 

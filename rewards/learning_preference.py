@@ -6,7 +6,7 @@ Shapes: B images, H x W pixels, n pairs of a reference and an image. A pair's ga
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,14 +110,11 @@ class LearningPreference(LearnsFromReferences):
             if float(reduce(gap.new_tensor([count]))) == 0:
                 break
             pairs = [*(_rows(pair, rows) for pair, rows in zip(observed, chosen, strict=True) if rows.any()), *beside]
-            self.learner.step(self._losses(pairs), count + sum(len(better[0]) for better, _ in beside), reduce)
+            losses = (pair_loss(self.scores(better) - self.scores(worse)).sum() for better, worse in pairs)
+            self.learner.step(losses, count + sum(len(better[0]) for better, _ in beside), reduce)
             figures["steps"] = step + 1.0
         self.learner.remember()
         return {"steps": 0.0} | figures
-
-    def _losses(self, pairs: Sequence[Pairs]) -> Iterator[Tensor]:
-        for better, worse in pairs:
-            yield pair_loss(self.scores(better) - self.scores(worse)).sum()
 
 
 def _rows(pairs: Pairs, chosen: Tensor) -> Pairs:

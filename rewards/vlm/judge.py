@@ -23,7 +23,6 @@ from diffrl_zoo.vlm.question import (
     ASK_YES,
     END,
     Question,
-    Reply,
     Unreadable,
     form_of,
     of_each,
@@ -32,10 +31,6 @@ from diffrl_zoo.vlm.question import (
 MODES = ("yes", "score", "questions", "points")
 WEIGHTS = "any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)"
 LICENCE = "that of the model (Qwen2.5-VL-7B: Apache-2.0)"
-
-
-def _as_it_is(reply: Reply) -> Reply:
-    return reply
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -139,7 +134,7 @@ class Vlm(Judge):
         asked: list[Question] = []
         for image, prompt, pairs in zip(images, prompts, lists, strict=True):
             asked += self._asked(image, prompt, pairs)
-        replies = iter(self.backend.ask(asked, _as_it_is, first=True))
+        replies = iter(self.backend.ask(asked, lambda reply: reply, first=True))
         answers = []
         for prompt, pairs in zip(prompts, lists, strict=True):
             mine = [next(replies) for _ in range(1 if self.together else len(pairs))]
