@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -164,11 +165,8 @@ def _comment(text: str) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    return (
-        value
-        if value.replace("/", "").replace("-", "").replace(".", "").replace("_", "").isalnum()
-        else json.dumps(value)
-    )
+    """As it is, where it is letters, digits and `/ - . _`; else in quotes."""
+    return value if re.fullmatch(r"[./_-]*[^\W_][\w./-]*", value) else json.dumps(value)
 
 
 def _flow(value: Any) -> str:
