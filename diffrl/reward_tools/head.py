@@ -72,9 +72,8 @@ def load_head(path: str) -> Head:
             metadata = json.loads((file.metadata() or {})[KEY])
             tensors = {name: file.get_tensor(name) for name in ("weight", "bias", "probes")}
         head = Head(**tensors, **{name: metadata[name] for name in ("reward", "arguments", "figures")})
-        fine = head.weight.ndim == 1 and head.bias.ndim == 0 and isinstance(head.arguments, dict)
+        if head.weight.ndim != 1 or head.bias.ndim != 0 or not isinstance(head.arguments, dict):
+            raise ValueError("tensors or arguments of another form")
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"fitted: {path} is not a head that `diffrl rewards fit` wrote") from error
-    if not fine:
-        raise UserError(f"fitted: {path} is not a head that `diffrl rewards fit` wrote")
     return head
