@@ -85,7 +85,8 @@ def replay(folder: Path, epoch: int, image: int, report: Callable[[str], None] =
         metrics = run.loop.run_epoch(epoch - 1)
         differ |= _differences(epoch, lines.get(epoch, {}), metrics)
         names = [name for name in lines.get(epoch, {}) if name.startswith(COMPARED)]
-        compared = {"values": len(names), "differ": differ, "processes_then": _processes(folder)}
+        processes = max((int(event.get("processes", 1)) for event in history.read_history(folder)), default=1)
+        compared = {"values": len(names), "differ": differ, "processes_then": processes}
         facts = {"run": folder.name, "epoch": epoch, "from": begun, "seed": config.seed} | witness.facts()
         return Replayed(facts | {"compared": compared}, witness.latents, witness.image, witness.group)
     finally:
@@ -143,11 +144,6 @@ def _differences(epoch: int, then: Mapping[str, Any], now: Mapping[str, Any]) ->
             both = [float("nan") if one is None else float(one) for one in (value, now.get(name))]
             differ[f"epoch {epoch} {name}"] = abs(both[1] - both[0]) / max(abs(both[0]), 1e-12)
     return differ
-
-
-def _processes(folder: Path) -> int:
-    """Of the run's resumes; 1 where nothing else is noted."""
-    return max([int(event.get("processes", 1)) for event in history.read_history(folder)], default=1)
 
 
 class _Answered:
@@ -283,7 +279,7 @@ class Shares(SumOfLosses):
     def __init__(self, base: SumOfLosses, watched: _Watched, image: int) -> None:
         self.base, self.watched, self.image = base, watched, image
         self.steps: list[dict[str, float]] = []
-        self._own: list[Tensor] | None = None  # g_i of the current step, by parameter
+        self._own: Tensor | None = None  # g_i of the current step
         self._rows = 0
 
     def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
@@ -291,44 +287,36 @@ class Shares(SumOfLosses):
         mine = self.watched.pairs[:, 0] == self.image
         if mine.any():
             own = self._gradient(policy, rows, mine, rows_of_step, scaler)
-            self._own = own if self._own is None else [a + b for a, b in zip(self._own, own, strict=True)]
+            self._own = own if self._own is None else self._own + own
             self._rows += int(mine.sum())
         return total
 
-    def _gradient(
-        self, policy: Policy, rows: Rows, mine: Tensor, rows_of_step: float, scaler: GradScaler
-    ) -> list[Tensor]:
+    def _gradient(self, policy: Policy, rows: Rows, mine: Tensor, rows_of_step: float, scaler: GradScaler) -> Tensor:
         """The gradient of the rows `mine` (b,) bool through their scalars and their penalty: a pass of its own, after
         which what the objective counts is as it was."""
         objective, parameters = self.watched.base, [parameter for _, parameter in policy.trainable]
-        kept, means = [parameter.grad for parameter in parameters], dict(objective.means._sums)
+        means = dict(objective.means._sums)
         gated = getattr(objective.penalty, "gated", None)  # GARDO's, whose KL decides when it resets
         kl = None if gated is None else gated.kl
-        for parameter in parameters:
-            parameter.grad = None
         phi, on = objective.scalars(policy, rows), mine.to(policy.device)
         losses = objective.loss(phi, rows)
         (slopes,) = torch.autograd.grad(losses.sum(), phi, retain_graph=True)
         total = (phi * slopes.detach())[on].sum()
         if (penalty := penalties(objective, policy, rows)) is not None:
             total = total + penalty[on].sum()
-        scaler.scale(total / rows_of_step).backward()
-        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        for parameter, before in zip(parameters, kept, strict=True):
-            parameter.grad = before
+        total = scaler.scale(total / rows_of_step)
+        own = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
         objective.means._sums = means
         if gated is not None:
             gated.kl = kl
-        return own
+        return torch.cat([gradient.flatten() for gradient in own])
 
     def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor] | None) -> None:
         self.base.finish(parameters, reduce)
         if self._own is None:
             return
-        whole = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).double()
-        own = torch.cat(
-            [g.flatten() for g, p in zip(self._own, parameters, strict=True) if p.grad is not None]
-        ).double()
+        whole = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]).double()
+        own = self._own.double()
         along, size = float(own @ whole), float(whole @ whole)
         images = self.watched.witness.run.config.optimise.batch_size
         self.steps.append({
