@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
+from diffrl.methods.direct.srpo import column
 from diffrl.plugins import short_name
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
@@ -112,11 +113,7 @@ class Subject:
 
     def ascend(self, prompts: Sequence[Prompt], images: Tensor) -> Tensor:
         """(N,) with its graph."""
-        texts, metadata = [p.text for p in prompts], [p.metadata for p in prompts]
-        size = ability(self.reward, "batch_size") or len(texts)
-        parts = [slice(i, i + size) for i in range(0, len(texts), size)]
-        scores = [self.reward(images[part], texts[part], metadata[part]) for part in parts]
-        return self.sign * torch.cat(scores).to(images)
+        return self.sign * column(self.reward, images, prompts, None)
 
 
 def audit(job: Audit, out: Path) -> dict[str, Any]:

@@ -78,7 +78,6 @@ def _add_options(command: argparse.ArgumentParser, method: str) -> None:
 
 def run(arguments: argparse.Namespace, rest: list[str]) -> int:
     given = drawing_of(arguments)
-    given.pop("per_prompt", None)
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")

@@ -8,7 +8,7 @@ nor the other prompts change a prompt's images. Image m of best-of-N is member m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -84,15 +84,11 @@ class Finished:
 def best_of_n(bench: Bench, prompts: Sequence[Prompt], budget: int, steer: Guide | None = None) -> Iterator[Finished]:
     """As many images of each prompt as the budget gives."""
     count = budget // bench.image()
-    for start in range(0, len(prompts), len(prompts) if steer is None else 1):
-        part = prompts[start:] if steer is None else prompts[start : start + 1]
-        if steer is not None:
-            steer.prompt = part[0]
-        for index, images in bench.draw(part, count, steer=steer):
-            owner = [start + i // count for i in index]
-            spent = [(i % count + 1) * bench.image() for i in index]
-            scores = bench.score(images, [prompts[i] for i in owner])
-            yield Finished(owner, spent, images, scores, ["drawn"] * len(owner))
+    for index, images in bench.draw(prompts, count, steer=steer):
+        owner = [i // count for i in index]
+        spent = [(i % count + 1) * bench.image() for i in index]
+        scores = bench.score(images, [prompts[i] for i in owner])
+        yield Finished(owner, spent, images, scores, ["drawn"] * len(owner))
 
 
 def refine(
@@ -126,24 +122,25 @@ def refine(
 def gradient(bench: Bench, prompts: Sequence[Prompt], budget: int, strength: float) -> Iterator[Finished]:
     """Best-of-N of images that the reward's gradient guides (Flow-NRG); its backward passes are the decoder's and the
     reward's, and cost no forward of the network."""
-    return best_of_n(bench, prompts, budget, Guide(bench, strength))
+    for place, prompt in enumerate(prompts):
+        for finished in best_of_n(bench, [prompt], budget, Guide(bench, prompt, strength)):
+            yield replace(finished, prompt=[place] * len(finished.prompt))
 
 
 class Guide:
     """Moves each step's prediction along the gradient of the value of its decoded clean latent."""
 
-    def __init__(self, bench: Bench, strength: float) -> None:
-        self.bench, self.strength = bench, strength
+    def __init__(self, bench: Bench, prompt: Prompt, strength: float) -> None:
+        self.bench, self.prompt, self.strength = bench, prompt, strength
         self.sigmas = schedule(bench.policy, bench.spec).tolist()
-        self.prompt: Prompt | None = None
 
     def __call__(self, step: int, x: Tensor, prediction: Prediction) -> tuple[Tensor, Prediction]:
-        bench, prompt = self.bench, self.prompt
-        assert bench.ascend is not None and prompt is not None, "checked before anything is drawn"
+        bench = self.bench
+        assert bench.ascend is not None, "checked before anything is drawn"
         with torch.enable_grad():
             x0 = prediction.x0.detach().requires_grad_()
             images = bench.policy.decode(x0, grad=True)
-            (slope,) = torch.autograd.grad(bench.ascend(images, [prompt] * len(x)).sum(), x0)
+            (slope,) = torch.autograd.grad(bench.ascend(images, [self.prompt] * len(x)).sum(), x0)
         t = x.new_full((len(x),), self.sigmas[step])
         return x, reward_gradient(x, prediction, slope, t, self.strength, bench.policy.process)
 
@@ -243,7 +240,9 @@ def evolution(bench: Bench, prompts: Sequence[Prompt], plan: Sequence[Generation
     for number, generation in enumerate(plan):
         step, count = generation.step, generation.children
         if number == 0:
-            x = _starts(bench, prompts, count)
+            texts = [prompt.text for prompt in prompts for _ in range(count)]
+            members = list(range(count)) * len(prompts)  # as `diffrl sample` begins them
+            x = initial_noise(bench.policy.latent_shape, texts, members, seed=bench.seed).to(bench.policy.device)
             origin = "noise"
         else:
             x = _children(bench, prompts, number, generation, states[step], values[step])
@@ -259,13 +258,6 @@ def evolution(bench: Bench, prompts: Sequence[Prompt], plan: Sequence[Generation
         forwards = [spent + (i + 1) * price for _ in prompts for i in range(count)]
         spent += count * price
         yield Finished(owner, forwards, images, scores, [origin] * len(owner))
-
-
-def _starts(bench: Bench, prompts: Sequence[Prompt], count: int) -> Tensor:
-    """(P K, C, h, w): members 0 to K - 1 of each prompt, as `diffrl sample` begins them."""
-    texts = [prompt.text for prompt in prompts for _ in range(count)]
-    members = list(range(count)) * len(prompts)
-    return initial_noise(bench.policy.latent_shape, texts, members, seed=bench.seed).to(bench.policy.device)
 
 
 def _children(

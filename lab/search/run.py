@@ -7,7 +7,7 @@ candidates come in one order, so the best image so far is known at every budget 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from torch import Tensor
 from diffrl.drawing import Drawing, scorer_for
 from diffrl.errors import UserError
 from diffrl.launched import join_processes
+from diffrl.methods.direct.srpo import column
 from diffrl.plugins import short_name
 from diffrl.policy import Policy
-from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.records.progress_bar import progress
 from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import save_image
-from diffrl.rewards.answers import applies, judged
+from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
@@ -140,14 +140,8 @@ class Value:
 
     def ascend(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The value (n,) of images (n, 3, H, W), with its graph; of rewards that are differentiable."""
-        total = images.new_zeros(len(images))
-        for weight, (name, reward) in zip(self.weights, self.rewards.items(), strict=True):
-            if rows := judged(reward, prompts):
-                texts, more = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
-                with unchanged_by(name):
-                    scores = reward(images[rows].to(ability(reward, "device") or images.device), texts, more)
-                total = total.index_add(0, torch.tensor(rows, device=total.device), weight * scores.to(total))
-        return total
+        columns = [column(reward, images, prompts, None) for reward in self.rewards.values()]
+        return torch.stack([weight * one for weight, one in zip(self.weights, columns, strict=True)]).sum(0)
 
 
 def _spec(job: Drawing, policy: Any, method: str) -> SamplerSpec:
@@ -194,8 +188,19 @@ def _check_budget(settings: Settings, bench: Bench) -> None:
 
 def _searched(settings: Settings, method: str, bench: Bench, prompts: Sequence[Prompt]) -> list[Log]:
     """One arm's search of some prompts."""
-    logs = [Log() for _ in prompts]
-    for finished in _method(settings, method, bench, prompts):
+    logs, budget = [Log() for _ in prompts], settings.budget
+    if method == "particles":
+        found = methods.particles(bench, prompts, budget, settings.population, settings.temperature)
+    elif method == "evo":
+        found = methods.evolution(bench, prompts, methods.generations(budget, bench.spec.steps, bench.cost))
+    elif method == "gradient":
+        found = methods.gradient(bench, prompts, budget, settings.strength)
+    elif method == "refine":
+        assert bench.rewrite is not None, "checked before anything is drawn"
+        found = methods.refine(bench, prompts, budget, bench.rewrite, settings.good)
+    else:
+        found = methods.best_of_n(bench, prompts, budget)
+    for finished in found:
         value = bench.value(finished.scores)
         for i, prompt in enumerate(finished.prompt):
             logs[prompt].add(finished, i, float(value[i]))
@@ -208,20 +213,6 @@ def _critic(rewards: Mapping[str, Reward]) -> methods.Rewrite | None:
         if (rewrite := ability(reward, "rewrite")) is not None:
             return lambda images, prompts: rewrite(images, [p.text for p in prompts], [p.metadata for p in prompts])
     return None
-
-
-def _method(settings: Settings, method: str, bench: Bench, prompts: Sequence[Prompt]) -> Iterator[Finished]:
-    budget = settings.budget
-    if method == "particles":
-        return methods.particles(bench, prompts, budget, settings.population, settings.temperature)
-    if method == "evo":
-        return methods.evolution(bench, prompts, methods.generations(budget, bench.spec.steps, bench.cost))
-    if method == "gradient":
-        return methods.gradient(bench, prompts, budget, settings.strength)
-    if method == "refine":
-        assert bench.rewrite is not None, "checked before anything is drawn"
-        return methods.refine(bench, prompts, budget, bench.rewrite, settings.good)
-    return methods.best_of_n(bench, prompts, budget)
 
 
 class Log:
