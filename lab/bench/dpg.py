@@ -30,12 +30,11 @@ def read(folder: Path) -> list[Item]:
         category = row["tuple"].split("(")[0].strip()
         asked = prompts.setdefault(row["item_id"], (row["text"], {}))[1]
         asked[question] = (row["question_natural_language"], category, parents)
-    return [_item(text, asked) for text, asked in prompts.values() if _whole(asked)]
-
-
-def _whole(asked: Mapping[int, tuple[str, str, list[int]]]) -> bool:
-    """Whether every parent is there: the official script gives up on an image where one is not, and leaves it out."""
-    return all(parent in asked for _, _, parents in asked.values() for parent in parents if parent)
+    return [
+        _item(text, asked)
+        for text, asked in prompts.values()  # the official script leaves out a prompt where a parent is not there
+        if all(parent in asked for _, _, parents in asked.values() for parent in parents if parent)
+    ]
 
 
 def _item(text: str, asked: Mapping[int, tuple[str, str, list[int]]]) -> Item:

@@ -24,6 +24,10 @@ class Item:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     owed: Mapping[str, int] = field(default_factory=dict)
 
+    def owes(self, judge: str) -> int:
+        """How many answers about an image are the judge's."""
+        return self.owed.get(judge, 0) if self.owed else 1
+
 
 @dataclass(frozen=True)
 class Judge:

@@ -34,12 +34,7 @@ class Shot:
     """One image of a prompt."""
 
     item: Item
-    member: int
     path: Path
-
-    def owed(self, judge: str) -> int:
-        """How many answers the judge owes."""
-        return self.item.owed.get(judge, 0) if self.item.owed else 1
 
 
 def judge_all(judge: str, reward: Reward, shots: Sequence[Shot], folder: Path, rank: int, world: int) -> None:
@@ -106,7 +101,7 @@ def _pixels(path: Path) -> np.ndarray:
 
 def _answers(judge: str, reward: Reward, images: Tensor, shots: Sequence[Shot]) -> list[list[float]]:
     prompts = [Prompt(shot.item.text, shot.item.metadata) for shot in shots]
-    if all(shot.owed(judge) == 1 for shot in shots):
+    if all(shot.item.owes(judge) == 1 for shot in shots):
         return [[value] for value in _scores(judge, reward, images, prompts)]
     several: Any = getattr(reward, "answers", None)
     if several is None:
@@ -120,8 +115,8 @@ def _answers(judge: str, reward: Reward, images: Tensor, shots: Sequence[Shot]) 
     except Exception as error:
         raise RewardError(f'"{judge}" failed on the prompt "{prompts[0].text}" with {in_one_line(error)}') from error
     for shot, values in zip(shots, lists, strict=True):
-        if len(values) != shot.owed(judge) or not all(np.isfinite(values)):
-            text = f"{shot.owed(judge)} finite numbers, got {str(values)[:80]}"
+        if len(values) != shot.item.owes(judge) or not all(np.isfinite(values)):
+            text = f"{shot.item.owes(judge)} finite numbers, got {str(values)[:80]}"
             raise RewardError(f'"{judge}" answered the prompt "{shot.item.text}" with other than {text}')
     return lists
 
@@ -139,4 +134,5 @@ def _scores(judge: str, reward: Reward, images: Tensor, prompts: Sequence[Prompt
 
 def answers_of(shots: Sequence[Shot], known: Mapping[str, Mapping[str, list[float]]]) -> Answers:
     """The answers about one prompt's images, by judge."""
-    return {judge: [files[shot.path.name] for shot in shots] for judge, files in known.items() if shots[0].owed(judge)}
+    asked = filter(shots[0].item.owes, known)
+    return {judge: [known[judge][shot.path.name] for shot in shots] for judge in asked}

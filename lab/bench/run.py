@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from diffrl.divgen.run import Job, generate_images, image_file
-from diffrl.divgen.scoring import JOB
+from diffrl.divgen.scoring import read_job
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.launched import join_processes
@@ -94,14 +95,18 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
     drawn = {model: generate_images(Job(one), prompts, out / model) for model, one in reversed(drawings.items())}
     drawing_took = time.perf_counter() - started
     asked = _judge(judges, shots, out)
-    lines = {model: _lines(bench, rows, out / model, judges) for model, rows in shots.items()}
+    lines, job = dict[str, Mapping[Key, Line]](), read_job(out / "base")
+    for model, rows in shots.items():
+        known = {judge: read_answers(out / model, judge) for judge in judges}
+        marks = [list(bench.marks(prompt[0].item, answers_of(prompt, known))) for prompt in rows]
+        lines[model] = lines_of(marks, bench.overall)
     about = {
         "diffrl_version": __version__,
         "benchmark": name,
         "title": bench.title,
         "citation": bench.citation,
         **asdict(drawing),
-        **_settled(out / "base"),
+        **{key: job[key] for key in ("sampler", "steps", "guidance_scale")},  # what the drawing left to the model
         "prompts": len(items),
         "official": {"prompts": bench.prompts, "per_prompt": bench.images, "seed": bench.seed},
         "judges": {judge: {"reward": entry.plugin, **entry.arguments} for judge, entry in judges.items()},
@@ -110,7 +115,7 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         "seconds": {"drawing": round(drawing_took, 1)} | {judge: round(took, 1) for judge, (_, took) in asked.items()},
     }
     done = {"drawing": (sum(drawn.values()), drawing_took), **asked}
-    if len(items) < sum(all(judge in judges for judge in item.owed) for item in read):
+    if len(items) < sum(item.owed.keys() <= judges.keys() for item in read):
         about["whole"] = _whole(read, judges, drawing.per_prompt * len(drawings), done)
     if len(items) < len(read) and not left_out:
         left_out = [f"{len(read) - len(items)} of {len(read)} prompts (--limit)"]
@@ -121,30 +126,22 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
     return result
 
 
-def _settled(folder: Path) -> dict[str, Any]:
-    """What the drawing left to the model."""
-    job = json.loads((folder / JOB).read_text(encoding="utf-8"))
-    return {key: job[key] for key in ("sampler", "steps", "guidance_scale")}
-
-
 def _whole(
     items: Sequence[Item], judges: Mapping[str, Entry], images: int, done: Mapping[str, tuple[int, float]]
 ) -> dict[str, float]:
     """Minutes that all prompts take, of which `images` each are drawn, at the rate of what was done: {"drawing" or a
     judge: (images drawn or answers given, seconds with loading)}; without what this call found done already."""
-    items = [item for item in items if all(judge in judges for judge in item.owed)]
-    amounts = {judge: sum(item.owed.get(judge, 0) if item.owed else 1 for item in items) for judge in judges}
+    items = [item for item in items if item.owed.keys() <= judges.keys()]
+    amounts = {judge: sum(item.owes(judge) for item in items) for judge in judges}
     amounts["drawing"] = len(items)
     return {name: round(amounts[name] * images * took / count / 60, 1) for name, (count, took) in done.items() if count}
 
 
 def _judged(items: Sequence[Item], judges: Mapping[str, Entry], limit: int | None) -> tuple[list[Item], list[str]]:
     """The prompts whose judges are all there, and in words which are not."""
-    kept = [item for item in items if all(judge in judges for judge in item.owed)]
-    lacking: dict[tuple[str, ...], int] = {}
-    for item in items:
-        if missing := tuple(judge for judge in item.owed if judge not in judges):
-            lacking[missing] = lacking.get(missing, 0) + 1
+    kept = [item for item in items if item.owed.keys() <= judges.keys()]
+    lacking = Counter(tuple(judge for judge in item.owed if judge not in judges) for item in items)
+    del lacking[()]
     left_out = [f"{count} prompts, without a judge {' and '.join(names)}" for names, count in lacking.items()]
     if not kept:
         raise UserError(f"--judge: no prompt can be judged: {'; '.join(left_out) or 'the files have none'}")
@@ -176,8 +173,9 @@ def _same_judges(out: Path, judges: Mapping[str, Entry]) -> None:
 
 def _shots(folder: Path, items: Sequence[Item], each: int) -> list[list[Shot]]:
     """The images of each prompt, as `generate_images` writes them."""
-    files = [[image_file(folder, i, Prompt(item.text), m) for m in range(each)] for i, item in enumerate(items)]
-    return [[Shot(item, m, file) for m, file in enumerate(some)] for item, some in zip(items, files, strict=True)]
+    return [
+        [Shot(item, image_file(folder, i, Prompt(item.text), m)) for m in range(each)] for i, item in enumerate(items)
+    ]
 
 
 def _look_at(judge: str, entry: Entry, items: Sequence[Item]) -> None:
@@ -187,9 +185,9 @@ def _look_at(judge: str, entry: Entry, items: Sequence[Item]) -> None:
     """
     try:
         reward = build_rewards({judge: entry}, join_processes().device)[judge]
-        item = next((item for item in items if not item.owed or judge in item.owed), None)
+        item = next((item for item in items if item.owes(judge)), None)
         if item is not None and ability(reward, "remote"):
-            several = getattr(reward, "answers", None) if item.owed.get(judge, 1) > 1 else None
+            several = getattr(reward, "answers", None) if item.owes(judge) > 1 else None
             (several or reward)(torch.rand(1, 3, 64, 64), [item.text], [dict(item.metadata)])
     except Unscored:  # of noise
         pass
@@ -208,7 +206,7 @@ def _judge(
         started, left = time.perf_counter(), dict[str, list[Shot]]()
         for model, rows in shots.items():
             known = read_answers(out / model, judge)
-            left[model] = [s for prompt in rows for s in prompt if s.owed(judge) and s.path.name not in known]
+            left[model] = [s for prompt in rows for s in prompt if s.item.owes(judge) and s.path.name not in known]
         accelerator.wait_for_everyone()  # all have read what is left before anyone adds to it
         if any(left.values()):
             reward = build_rewards({judge: entry}, accelerator.device)[judge]
@@ -220,11 +218,6 @@ def _judge(
                     raise
                 raise UserError(f"--judge: {error}") from error
         accelerator.wait_for_everyone()
-        answers = sum(shot.owed(judge) for some in left.values() for shot in some)
+        answers = sum(shot.item.owes(judge) for some in left.values() for shot in some)
         done[judge] = (answers, time.perf_counter() - started)
     return done
-
-
-def _lines(bench: Bench, rows: Sequence[Sequence[Shot]], folder: Path, judges: Mapping[str, Entry]) -> dict[Key, Line]:
-    known = {judge: read_answers(folder, judge) for judge in judges}
-    return lines_of([list(bench.marks(shots[0].item, answers_of(shots, known))) for shots in rows], bench.overall)

@@ -290,7 +290,7 @@ def pictures(folder: Path, items: list[Item], sizes: list[tuple[int, int]]) -> l
     shots = []
     for i, (item, size) in enumerate(zip(items, sizes, strict=True)):
         Image.new("RGB", size, (20 * i, 20 * i, 20 * i)).save(folder / f"{i:05d}-00.png")
-        shots.append(Shot(item, 0, folder / f"{i:05d}-00.png"))
+        shots.append(Shot(item, folder / f"{i:05d}-00.png"))
     return shots
 
 
