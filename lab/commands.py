@@ -119,7 +119,7 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
     from .dial import sentence
 
     words = {name: getattr(arguments, name) for name in ("judge", "prompts", "diversity")}
-    result = turn(arguments.run, out, **words, report=_show_progress)
+    result = turn(arguments.run, out, **words, report=lambda title: print(f"measured: {title}", flush=True))
     print(_points(result))
     print(textwrap.fill(sentence(result), 80))
     chosen = result["points"][result["chosen"]]
@@ -134,10 +134,6 @@ def _folder(given: Path | None, default: Path) -> Path:
         raise UserError(f'--out: "{out}" is the run\'s own folder; name another')
     check_writable(out, "--out")
     return out
-
-
-def _show_progress(title: str) -> None:
-    print(f"measured: {title}", flush=True)
 
 
 def _points(result: Mapping[str, Any]) -> str:

@@ -183,12 +183,11 @@ class Bench:
         with strength(self.policy, point.strength):
             return self.evaluator.score(prompts, snapshot, self.config.seed, keep=keep)
 
-    def line(self, number: int, result: Evaluated) -> dict[str, Any]:
-        """As an evaluation's line in metrics.jsonl, for the guard rails; the point's number is its epoch."""
-        means = summarise(self.judges.names, result.scores) | result.breadth()
-        means |= {"saturation": float(result.saturation.mean())}
-        means |= {"saturation/std": float(result.saturation.std(correction=0))}
-        return {"epoch": number} | {f"eval/{name}": value for name, value in means.items()}
+    def means(self, result: Evaluated) -> dict[str, float | None]:
+        """Of all images, by the names of an evaluation in metrics.jsonl, without "eval/"."""
+        light = {"saturation": float(result.saturation.mean())}
+        light |= {"saturation/std": float(result.saturation.std(correction=0))}
+        return summarise(self.judges.names, result.scores) | result.breadth() | light
 
 
 def choose(
@@ -199,16 +198,13 @@ def choose(
     for i, result in enumerate(results):
         held.add(i, result.by_prompt(bench.judges.names, each))
     guard = Guard.of(_strict(config).resolved(), bench.lower)
-    lines = [bench.line(i, result) for i, result in enumerate(results)]
+    means = [bench.means(result) for result in results]
+    lines = [{"epoch": i} | {f"eval/{name}": mean for name, mean in one.items()} for i, one in enumerate(means)]
     entries: list[dict[str, Any]] = []
-    for i, (point, line) in enumerate(zip(points, lines, strict=True)):
+    for i, point in enumerate(points):
         before = [0, *(j for j in range(1, i + 1) if points[j].way == point.way)]
-        names = [key.removeprefix("eval/") for key, value in line.items() if key != "epoch" and value is not None]
-        values = {
-            name: {"mean": line[f"eval/{name}"], "error": held.error(name, i)}
-            for name in names
-            if not name.endswith("/std")
-        }
+        shown = {name: mean for name, mean in means[i].items() if mean is not None and not name.endswith("/std")}
+        values = {name: {"mean": mean, "error": held.error(name, i)} for name, mean in shown.items()}
         alarms = {one.key: one.text for one in guard.alarms([lines[j] for j in before], held)}
         where = {"title": point.title, "way": point.way, "strength": point.strength, "epoch": point.epoch}
         entries.append({**where, "gain": _gain(config, held, i), "values": values, "alarms": alarms})

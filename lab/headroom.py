@@ -29,7 +29,6 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluator
 from diffrl.prompts import Prompt
-from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.dry_run import without_caches
 from diffrl.run.run import Run
@@ -64,28 +63,20 @@ def headroom(config: Config) -> dict[str, Any] | None:
             if hook.name == "learning":  # those rewards have nothing to say before: for them an epoch of images more
                 hook.begin(0)
         prompts = [run.source.stream.prompts[i] for i in run.source.stream.batch(0)]
-        scores, pictures = _draw(run, prompts)
+        size, batch_size = config.rollout.group_size, config.rollout.batch_size
+        evaluator = Evaluator(run.policy, run.judges, run.features, run.spec, size, batch_size, run.accelerator)
+        drawn = evaluator.score(prompts, None, config.seed, keep=len(prompts))
         if not run.main:
             return None
-        noise = noises(run.judges, pictures, prompts)
+        noise = noises(run.judges, drawn.pictures, prompts)
         signs = torch.tensor([-1.0 if name in run.lower else 1.0 for name in run.judges.names])
-        result = analyse(run.judges.names, list(config.rewards), scores * signs, noise)
-        lower = sorted(lower_is_better(run.judges.rewards))
+        scores = drawn.scores.view(len(prompts), size, -1) * signs  # by all that the config optimises or watches
+        result = analyse(run.judges.names, list(config.rewards), scores, noise)
     finally:
         run.close()
-    about = {"objective": config.objective, "model": config.model, "prompts": len(prompts)}
-    versions = len(VERSIONS) * len(prompts)
-    return {**about, "group_size": config.rollout.group_size, "images": scores[..., 0].numel(), "versions": versions,
-            "lower_is_better": lower, **result}  # fmt: skip
-
-
-def _draw(run: Run, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
-    """Scores (P, G, K) by all that the config optimises or watches, and the first picture of each prompt."""
-    config = run.config
-    size, batch_size = config.rollout.group_size, config.rollout.batch_size
-    evaluator = Evaluator(run.policy, run.judges, run.features, run.spec, size, batch_size, run.accelerator)
-    result = evaluator.score(prompts, None, config.seed, keep=len(prompts))
-    return result.scores.view(len(prompts), size, -1), result.pictures
+    about = {"objective": config.objective, "model": config.model, "prompts": len(prompts), "group_size": size}
+    counts = {"images": len(drawn.scores), "versions": len(VERSIONS) * len(prompts)}
+    return {**about, **counts, "lower_is_better": sorted(run.lower), **result}
 
 
 def _jpeg(images: Tensor) -> Tensor:
