@@ -21,6 +21,7 @@ from diffrl.sharing.measure import STRENGTHS, Row
 from diffrl.version import __version__
 
 LORA, COMFY, GALLERY = "pytorch_lora_weights.safetensors", "comfyui_lora.safetensors", "gallery.png"
+TAGS = ("lora", "text-to-image", "reinforcement-learning", "diffrl")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         "## Rewards",
         _rewards(facts),
         "## Config",
-        f"Every value is in [config.yaml](config.yaml).{_again(config)}",
+        "Every value is in [config.yaml](config.yaml). Train it again with `diffrl train config.yaml run_dir=again`.",
         "## Citation",
         f"```bibtex\n{_bibtex(config)}\n```",
     ]
@@ -198,13 +199,7 @@ def _header(facts: Facts) -> ModelCardData:
         pipeline_tag="text-to-image",
         license="other",
         license_name="that-of-the-base-model",
-        tags=[
-            "lora",
-            "text-to-image",
-            "reinforcement-learning",
-            "diffrl",
-            *(method.name for method in facts.config.methods),
-        ],
+        tags=[*TAGS, *(method.name for method in facts.config.methods)],
         model_name=facts.name,
     )
 
@@ -271,7 +266,3 @@ def _rewards(facts: Facts) -> str:
         licence, exploits = (card.licence, card.exploits) if card else ("not declared", "not declared")
         lines.append(f"| {name} | {role} | {weight} | {licence} | {exploits} |")
     return "\n".join(lines)
-
-
-def _again(config: Config) -> str:
-    return " Train it again with `diffrl train config.yaml run_dir=again`."

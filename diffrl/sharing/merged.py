@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import resource
@@ -169,10 +170,7 @@ def _sizes(files: Mapping[str, Path], dtype: torch.dtype | None) -> dict[str, tu
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (not a mapping)
                 part = opened.get_slice(name)
-                count = 1
-                for side in part.get_shape():
-                    count *= side
-                kind = part.get_dtype()
+                count, kind = math.prod(part.get_shape()), part.get_dtype()
                 width = dtype.itemsize if dtype is not None and kind in FLOATS else WIDTHS.get(kind, 8)
                 sizes[name] = (file, count * width)
     return sizes
