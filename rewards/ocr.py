@@ -65,11 +65,6 @@ def _without_inches(prompt: str) -> str:
     return "".join(signs)
 
 
-def quoted(prompt: str) -> str | None:
-    """The quoted texts joined by a space, None if the prompt quotes none."""
-    return " ".join(quotes(prompt)) or None
-
-
 def normalise(text: str, case: bool = False) -> str:
     """Without any space, and in lower case unless `case`: as Flow-GRPO's protocol compares texts. Signs that look alike
     are one: NFKC (full-width letters, accents apart), kinds of quotes and dashes; marks without width are left out."""

@@ -267,13 +267,13 @@ def test_ocr_score_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_quoted_text_and_edit_distance() -> None:
-    from diffrl_zoo.ocr import edit_distance, quoted
+    from diffrl_zoo.ocr import edit_distance, quotes
 
-    assert quoted('a "b c" and "d"') == "b c d"
-    assert quoted("a dog's sign 'go'") == "go"
-    assert quoted("“Café” neon") == "Café"
-    assert quoted("the dog's and the cat's toys") is None
-    assert quoted('an empty "" sign and "  "') is None
+    assert quotes('a "b c" and "d"') == ["b c", "d"]
+    assert quotes("a dog's sign 'go'") == ["go"]
+    assert quotes("“Café” neon") == ["Café"]
+    assert quotes("the dog's and the cat's toys") == []
+    assert quotes('an empty "" sign and "  "') == []
     assert [edit_distance(*pair) for pair in (("", "abc"), ("kitten", "sitting"), ("abc", "abc"), ("ab", "ba"))] == [
         3,
         3,
