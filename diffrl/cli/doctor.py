@@ -89,8 +89,7 @@ def check_fit(
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
-    print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, here)}")
-    print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read{_reading(fit.read, here)}")
+    _print_main_memory(fit, here)
     print(_work(fit.work))
     print(_time(config, fit, world, card))
     if fit.text is not None:
@@ -168,20 +167,16 @@ def _progress() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def _together(host: int, world: int) -> str:
-    """What the processes of one machine need of its memory."""
-    text = ", and networks and rewards that wait there"
-    if world == 1:
-        return text
-    return f"{text}; {world} processes of one machine: {host * world / GIB:.2f}, shared where files have the run's type"
-
-
-def _reading(read: int, world: int) -> str:
-    """And of the disk; files of another type than the run's are converted, a copy for each process."""
-    text = ", and as much of the disk, by the run's type"
-    if world == 1:
-        return text
-    return f"{text}; {read * world / GIB:.2f} for {world} processes where files have another type"
+def _print_main_memory(fit: Fit, world: int) -> None:
+    """Lines on what the processes of one machine need of its memory, and of the disk."""
+    waiting = "text encoders, and networks and rewards that wait there"
+    reading = "and as much of the disk, by the run's type"
+    if world > 1:  # files of another type than the run's are converted, a copy for each process
+        all_of_them = f"{world} processes of one machine: {fit.host * world / GIB:.2f}"
+        waiting += f"; {all_of_them}, shared where files have the run's type"
+        reading += f"; {fit.read * world / GIB:.2f} for {world} processes where files have another type"
+    print(f"{fit.host / GIB:9.2f} GiB  in main memory: {waiting}")
+    print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read, {reading}")
 
 
 def _work(work: Mapping[str, float]) -> str:
