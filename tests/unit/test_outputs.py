@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from children import in_child, signal_at
+from rich.console import Console
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
@@ -34,6 +36,14 @@ def test_a_run_goes_on_without_its_output(config_file, kind: str) -> None:
     path = config_file("mute", epochs=1)
     assert in_child(_with_output, path, kind) == 0
     assert [m["epoch"] for m in read_metrics(load_config(path).run_dir)] == [0, 1]
+
+
+def test_letters_that_the_output_has_not_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.txt").write_text("zwei Häuser")
+    monkeypatch.setattr(sys, "stdout", written := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    monkeypatch.setenv("COLUMNS", "0")  # where rich prints nothing
+    assert main(["prompts", "show", str(tmp_path / "p.txt")]) == 0
+    assert written.buffer.getvalue() == b"zwei H\\xe4user\n" and Console().width > 0  # type: ignore[attr-defined]
 
 
 def _hung_up(path: Path) -> None:
