@@ -448,27 +448,38 @@ def test_doctor_neither_downloads_nor_builds_what_lies_on_the_hub(monkeypatch, t
     assert found[2].startswith("is installed; weights here: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("class Redness:\n    pass\n", 'no class or function "Rednes" in mine.py (nearest: "Redness"); it has Redness'),
-        ("x = 1\n\nclass Rednes\n", "mine.py, line 3: not Python: expected ':'"),
-        ("def Rednes(images):\n    pass\n", None),
-        ("def redness(images):\n    pass\n", 'in mine.py (nearest: "redness")'),
-        ("from elsewhere import *\n", None),
-        ("try:\n    Rednes = 1\nexcept ValueError: pass\n", None),
-    ],
-)
-def test_a_reward_s_file_is_read_before_torch_is_imported(tmp_path, text, said):
-    (tmp_path / "mine.py").write_text(text)
-    code = "import sys; from diffrl.config import check_plugin as check; check('mine.py:Rednes');"
-    code += "print('torch' in sys.modules)"
+FILES = {
+    "class Redness:\n    pass\n": 'no class or function "Rednes" in 0.py (nearest: "Redness"); it has Redness',
+    "x = 1\n\nclass Rednes\n": "1.py, line 3: not Python: expected ':'",
+    "def Rednes(images):\n    pass\n": None,
+    "def redness(images):\n    pass\n": 'in 3.py (nearest: "redness")',
+    "from elsewhere import *\n": None,
+    "try:\n    Rednes = 1\nexcept ValueError: pass\n": None,
+}
+READ = """
+import sys
+from diffrl.config import check_plugin
+from diffrl.errors import UserError
+
+for number in range(int(sys.argv[1])):
+    try:
+        check_plugin(f"{number}.py:Rednes")
+        print(None)
+    except UserError as error:
+        print(error)
+    assert "torch" not in sys.modules
+"""
+
+
+def test_a_reward_s_file_is_read_before_torch_is_imported(tmp_path):
+    for number, text in enumerate(FILES):
+        (tmp_path / f"{number}.py").write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
-    if said is None:
-        assert done.stdout == "False\n"
-    else:
-        assert done.returncode == 1 and said in done.stderr.splitlines()[-1]
+    command = [sys.executable, "-c", READ, str(len(FILES))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    for line, said in zip(done.stdout.splitlines(), FILES.values(), strict=True):
+        assert line == "None" if said is None else said in line
 
 
 OWN = {"guidance_scale": 2.0, "shift": 3.0, "resolution": (64, 32)}
