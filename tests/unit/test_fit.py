@@ -163,7 +163,7 @@ def test_configs_that_share_a_network_are_counted_as_each_alone(config_file) -> 
     assert len({str(found) for found in alone}) == len(alone)  # each is a count of its own
 
 
-@pytest.mark.parametrize("guidance", [1.0, 4.5])
+@pytest.mark.parametrize("guidance", some([1.0, 4.5], 4.5))
 @pytest.mark.parametrize("family", some(MODELS, "sd3"))
 def test_rows_between_two_counts_follow_from_them(
     config_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, guidance: float

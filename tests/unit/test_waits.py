@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 from waits import DEVICE, OnDevice, Waits, marked
 
 from diffrl.config import load_config
@@ -41,7 +42,7 @@ def waits_of(config_file: Any, monkeypatch: Any, method: str, *overrides: str) -
     return rollout.seen, optimise.seen, len(norms)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", some(METHODS, "nft", "dppo", "crd"))
 def test_no_step_and_no_micro_batch_waits_for_the_device(config_file, monkeypatch, method: str) -> None:
     """Twice the sampling steps and twice the micro-batches wait as often: a batch of the rollout for whether its
     latents are finite and for its scores, an optimiser step for the norm of its gradient."""
