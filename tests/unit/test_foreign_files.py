@@ -33,6 +33,7 @@ def saved(folder: Path) -> Path:
     return checkpoint.save(folder, 1, {"lora": {"a": torch.ones(2)}}, {"epoch": 1}, keep=1, identity={"a": 1})
 
 
+@pytest.mark.usefixtures("blank_charts")
 @pytest.mark.parametrize("text", some(ODD, "null", "[[]]", '{"epoch": []}', "[" * 100_000))
 def test_odd_json_in_a_runs_folder_is_one_line(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path / "run")
