@@ -160,7 +160,7 @@ def stamp(value: object, of_file: Callable[[Path], list[Any]] | None = None) -> 
 
     of_file: what is kept of each; None: the digest of its first and last MiB.
     """
-    if not isinstance(value, str) or "\0" in value:
+    if not isinstance(value, str) or not value or "\0" in value:  # "" would be the folder where the process runs
         return []
     path = Path(value.partition(".py:")[0] + ".py" if ".py:" in value else value)
     try:

@@ -16,7 +16,7 @@ from diffrl.errors import UserError
 from diffrl.rewards import RewardError
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.offloading import Offloaded, modules_of
-from diffrl.rewards.wrappers import Cached, identity_of
+from diffrl.rewards.wrappers import Cached, identity_of, stamp
 from diffrl.run.build import build_scorers
 
 CPU = torch.device("cpu")
@@ -189,6 +189,7 @@ def test_the_key_follows_code_arguments_and_files(plugin: str, tmp_path: Path) -
     plain = identity_of(plugin, {"weights": str(weights)}, reward)
     assert plain == identity_of(plugin, {"weights": str(weights), "device": "cuda:3", "batch_size": 4}, reward)
     assert plain != identity_of(plugin, {"weights": str(weights), "gain": 2.0}, reward)
+    assert stamp("") == [] != stamp(str(tmp_path))  # no path, and not the folder where the process runs
     weights.write_bytes(b"22")
     assert plain != (changed := identity_of(plugin, {"weights": str(weights)}, reward))
     assert changed != identity_of(plugin, {"weights": str(tmp_path)}, reward)
