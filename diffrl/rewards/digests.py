@@ -70,10 +70,9 @@ def is_installed(file: Path) -> bool:
 
 
 def _package_of(source: Path, top: str) -> str:
-    known = (
-        name for name, module in list(sys.modules.items()) if _same_file(getattr(module, "__file__", None), source)
-    )
-    name = next((name for name in known if top and name.startswith(top)), "")
+    known = [(name, module) for name, module in list(sys.modules.items()) if top and name.startswith(top)]
+    names = (name for name, module in known if _same_file(getattr(module, "__file__", None), source))
+    name = next(names, "")
     return name if source.name == "__init__.py" else name.rpartition(".")[0]
 
 
