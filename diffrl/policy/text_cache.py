@@ -60,13 +60,12 @@ class Texts:
                 missing.append(prompt)
         if not missing:
             return
-        with self.room(), visiting(self.backbone.text_encoders, self.device):
+        with self.room(), visiting(self.backbone.text_encoders, self.device), quiet():
             self.visits += 1
             for prompt in missing:
                 check()
-                with quiet():
-                    self._say_cut(prompt)
-                    self._rows[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
+                self._say_cut(prompt)
+                self._rows[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
                 if self.files is not None:
                     self.files.write(prompt, self._rows[prompt])
 
