@@ -32,6 +32,7 @@ from diffrl.rewards.registry import load_reward
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4
 RAISED = "raised"
+SECONDS = 2.0  # after which no further call is timed
 REQUESTS = 60  # images that a remote reward scores in a check, where its server does not say how many
 
 
@@ -362,7 +363,7 @@ def _throughput(bench: Bench) -> str:
     size = min(ability(bench.reward, "batch_size") or 32, 64)
     rows = [i % len(bench.prompts) for i in range(size)]
     calls, start = 0, time.perf_counter()
-    while calls < 1 or (calls < 5 and time.perf_counter() - start < 2.0):
+    while calls < 1 or (calls < 5 and time.perf_counter() - start < SECONDS):
         bench.call(rows)
         calls += 1
     return f"{calls * size / (time.perf_counter() - start):.0f} images/s in batches of {size}"
