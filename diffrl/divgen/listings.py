@@ -78,12 +78,11 @@ def _column(row: Mapping[str, Any], name: str) -> str | None:
 def entries(file: Path, errors: str = "strict") -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, row) of a file of rows; `errors`: what becomes of bytes that are no text."""
     if file.suffix == ".parquet":
-        try:
-            from pyarrow import parquet
-        except ImportError:
-            raise UserError(f'{file}: a .parquet file needs pyarrow: pip install "diffrl[hub]"') from None
+        from diffrl.image_sets.reading import open_parquet
+
+        table = open_parquet(file)
         with foreign(file):
-            rows = (row for batch in parquet.ParquetFile(file).iter_batches(64) for row in batch.to_pylist())
+            rows = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
             yield from enumerate(rows, start=1)
         return
     try:
