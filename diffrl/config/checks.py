@@ -125,9 +125,12 @@ def check_model(model: str) -> None:
         return
     if path.is_dir():
         if not (path / "model_index.json").is_file():
-            raise UserError(f'"{model}" is a folder without model_index.json, so not a model in diffusers\' format')
+            run = "; it is a run, whose LoRA --lora and lora.start take" if (path / "metrics.jsonl").is_file() else ""
+            raise UserError(
+                f'"{model}" is a folder without model_index.json, so not a model in diffusers\' format{run}'
+            )
         return
-    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", model) and not model.startswith(".")
+    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", model, re.ASCII) and not model.startswith(".")
     if hub_id and not path.parent.is_dir():
         return
     if len(path.parts) > 1:

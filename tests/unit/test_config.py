@@ -150,6 +150,7 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ("model=playgruond", 'nor a hub id like stabilityai/stable-diffusion-3.5-medium (nearest: "playground")'),
         ("model=models/st", 'model: no folder "models/st" (nearest: "sd")'),
         ("model=./nowhere/sd", 'model: no folder "./nowhere/sd"'),
+        ("model=läufe/sd", 'model: no folder "läufe/sd"'),
         ("model=models/sd", 'model: "models/sd" is a folder without model_index.json'),
         ("prompts.train=five.txt", "prompts.test: not given, but prompts.train is; give both"),
         ("prompts={train: bad.jsonl, test: five.txt}", "prompts.train: bad.jsonl:2: not valid JSON"),
