@@ -16,10 +16,13 @@ from typing import Any
 
 import charts
 
+# Nothing imports this module of the standard library: what is before it in a child's sys.modules came of the first one.
+MARK = "tabnanny"
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(  # what a small run imports, which took longer in each child than the run itself
     [
         "diffrl.run.train",
+        MARK,
         "diffrl.run.preflight",
         "diffrl.policy.sd3",
         "diffrl.policy.files",
