@@ -26,6 +26,7 @@ from diffrl.prompts import PromptLike, given_prompts
 from diffrl.resources import file_of_run
 from diffrl.rewards import local
 from diffrl.run.peers import joined
+from diffrl.switches import as_torch_starts
 
 if TYPE_CHECKING:
     from diffrl.model import Model, load
@@ -47,6 +48,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'diffrl.api' has no attribute {name!r}")
 
 
+@as_torch_starts()
 def train(
     config: Base | None = None,
     *overrides: str,
@@ -285,6 +287,7 @@ class Run:
         return f'Run("{self.folder}")'
 
 
+@as_torch_starts()
 def evaluate(
     model: str | Model | Run,
     rewards: Rewards,

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class Drawing:
     like: str | None = None  # the folder of a run
 
     def __post_init__(self) -> None:
+        for key, least in {"seed": 0, "per_prompt": 1, "steps": 1, "limit": 1, "batch_size": 1}.items():
+            value = getattr(self, key)
+            if value is not None and (not isinstance(value, Integral) or value < least):
+                raise UserError(f"{key}: expected a whole number of {least} or more, got {value!r}")
         for key, value in recorded(vars(self)).items():
             object.__setattr__(self, key, value)
 
@@ -95,7 +100,7 @@ class Drawing:
         return replace(
             self,
             sampler=self.sampler or backbone.solver,
-            steps=self.steps or steps,
+            steps=steps if self.steps is None else self.steps,
             guidance_scale=guidance if self.guidance_scale is None else self.guidance_scale,
         )
 

@@ -10,6 +10,7 @@ from diffrl.config import check_model, load_config
 from diffrl.lora_files import as_list, find_lora, weighted
 from diffrl.prompts import HUB, Prompt, PromptLike, check_source
 from diffrl.resources import file_of_run
+from diffrl.switches import as_torch_starts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,6 +53,7 @@ class Model:
         """The diffusers pipeline; its network carries the LoRA."""
         return self.policy.backbone.pipe
 
+    @as_torch_starts()
     def draw(
         self,
         prompts: str | Path | PromptLike | Sequence[PromptLike],
@@ -101,6 +103,7 @@ class Model:
         return f'Model("{self.name}"{f", lora={self.lora!r}" if self.lora else ""})'
 
 
+@as_torch_starts()
 def load(
     model: Any = "playground",
     lora: str | Path | None = None,

@@ -23,7 +23,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-DEVICES = ("cpu", "cuda", "mps", "xpu")  # of autocast
+from diffrl.switches import DEVICES
+
 # Of the environment, what says which process and which devices this is, and where files go.
 ENVIRONMENT = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),

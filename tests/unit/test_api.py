@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import diffrl
 from diffrl.api import prepare
 from diffrl.cli.main import main
 from diffrl.config import check_plugin
+from diffrl.drawing import Drawing
 from diffrl.rewards import load_reward, local
 from diffrl.rewards.objects import of_object
 from diffrl.rewards.registry import declares, takes
@@ -97,6 +102,47 @@ def test_loaded_models_draw_and_are_scored(tiny_model: Path, tmp_path: Path) -> 
     assert scores["mean"]["redness"] == pytest.approx(float(drawn.mean()), abs=2e-3)  # 8 bits
     twice = diffrl.evaluate(model, {"b": {"plugin": Brightness, "gain": 2.0}, "a": Brightness}, ["red a"], steps=2)
     assert twice["mean"]["b"] == pytest.approx(2 * twice["mean"]["a"], rel=1e-6)
+
+
+@contextlib.contextmanager
+def a_notebook_s_switches() -> Iterator[None]:
+    """Gradients off, autocast on, float64 and another device by default."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            yield
+            assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
+            assert torch.get_default_dtype() == torch.float64 and torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_notebook_s_switches_change_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    found = []
+    for name, switches in (("plain", contextlib.nullcontext()), ("switched", a_notebook_s_switches())):
+        with switches:
+            where = {"model": str(tiny_model), "run_dir": str(tmp_path / name)}
+            run = diffrl.train(SMALL, prompts=PROMPTS, rewards={"redness": redness}, **where)
+            model = diffrl.load(run)
+            picture = model.draw("red a", seed=1, steps=2)[0].tobytes()
+            found.append((picture, diffrl.evaluate(model, {"redness": redness}, ["red a"], steps=2)["scores"]))
+        found[-1] += (load_file(run.lora / "pytorch_lora_weights.safetensors"),)
+    (picture, scores, weights), (other, others, again) = found
+    assert picture == other and scores == others
+    assert weights.keys() == again.keys() and all(torch.equal(weights[key], again[key]) for key in weights)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"seed": 1.5}, "seed: expected a whole number of 0 or more, got 1.5"),
+        ({"steps": 0}, "steps: expected a whole number of 1 or more, got 0"),
+        ({"per_prompt": "2"}, "per_prompt: expected a whole number of 1 or more, got '2'"),
+    ],
+)
+def test_a_number_that_is_none_is_refused(words: dict[str, Any], expected: str) -> None:
+    with pytest.raises(diffrl.UserError, match=expected):
+        Drawing("playground", ["red a"], **words)
 
 
 def test_abilities_and_forms_of_callables() -> None:
