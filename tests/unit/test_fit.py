@@ -34,7 +34,8 @@ LAID_OUT = ("lumina2", "hidream", "qwen-image-2.1")  # whose layouts are made of
 FAMILIES = [
     "sd3",
     *(pytest.param(name, marks=pytest.mark.long) for name in MODELS if name != "sd3"),
-    *(pytest.param(name, marks=[] if name in LAID_OUT else [pytest.mark.slow]) for name in NEW),
+    *some(LAID_OUT, "lumina2"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in NEW if name not in LAID_OUT),
 ]
 
 
