@@ -15,6 +15,7 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
+from diffrl.switches import LOADING
 from diffrl.worlds import owner
 
 __all__ = [
@@ -68,7 +69,8 @@ def load_policy(
     Raises:
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
     """
-    backbone = _load(model, family, precision, resolution)
+    with LOADING:
+        backbone = _load(model, family, precision, resolution)
     if text_length is not None:
         from diffrl.policy.text_length import set_text_length
 

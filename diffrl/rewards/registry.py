@@ -21,6 +21,7 @@ from diffrl.plugins import by_package, find, here, installed, is_path, load, loa
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
+from diffrl.switches import LOADING
 
 
 def available() -> Mapping[str, EntryPoint]:
@@ -57,7 +58,7 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
     warn = partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)
     try:
-        with recorded() as found, unchanged(warn):
+        with LOADING, recorded() as found, unchanged(warn):
             reward = reward_class(**{key: here(value) for key, value in params.items()})
         with contextlib.suppress(AttributeError, TypeError):  # of one with slots
             reward.commits = found

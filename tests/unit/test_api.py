@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,14 @@ def test_a_notebook_s_switches_change_nothing(tiny_model: Path, tmp_path: Path) 
     (picture, scores, weights), (other, others, again) = found
     assert picture == other and scores == others
     assert weights.keys() == again.keys() and all(torch.equal(weights[key], again[key]) for key in weights)
+
+
+def test_threads_may_load_at_once(tiny_model: Path) -> None:
+    """As a page does that several people use; a model that is loaded afterwards works, too."""
+    with ThreadPoolExecutor(4) as threads:
+        models = list(threads.map(diffrl.load, [tiny_model] * 4))
+    pictures = {model.draw("red a", steps=1)[0].tobytes() for model in [*models, diffrl.load(tiny_model)]}
+    assert len(pictures) == 1
 
 
 @pytest.mark.parametrize(
