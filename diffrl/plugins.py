@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -35,6 +36,9 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "command": "diffrl.commands",
 }
 Packages = Mapping[str, Mapping[str, EntryPoint]]
+# Held while models are made. Diffusers, transformers and accelerate replace functions of torch meanwhile; two threads
+# that do so at once leave them replaced, and no model of the process can be loaded any more.
+LOADING = threading.RLock()
 
 
 def installed(kind: str) -> Mapping[str, EntryPoint]:

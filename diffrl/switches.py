@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # of autocast
-# Held while models are made. Diffusers, transformers and accelerate replace functions of torch meanwhile; two threads
-# that do so at once leave them replaced, and no model of the process can be loaded any more.
-LOADING = threading.RLock()
 
 
 @contextlib.contextmanager

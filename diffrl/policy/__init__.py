@@ -10,12 +10,12 @@ import torch
 from safetensors import SafetensorError
 
 from diffrl.errors import UserError, nearest
+from diffrl.plugins import LOADING
 from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
-from diffrl.switches import LOADING
 from diffrl.worlds import owner
 
 __all__ = [

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from diffrl.errors import UserError, nearest, where
-from diffrl.plugins import by_package, find, here, installed, is_path, load, load_value
+from diffrl.plugins import LOADING, by_package, find, here, installed, is_path, load, load_value
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
-from diffrl.switches import LOADING
 
 
 def available() -> Mapping[str, EntryPoint]:
