@@ -44,14 +44,34 @@ def launch_script(
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+# What `accelerate launch` sets for scripts/launch/fsdp2.yaml.
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    "FSDP_OFFLOAD_PARAMS": "false",
+}
+
+
 def train_on_two(*words: str | Path) -> None:
     """`diffrl train WORDS` on two processes; without a launcher and its imports, which take longer than a small run."""
+    train_on(2, *words)
+
+
+def train_on(processes: int, *words: str | Path, **environment: str) -> str:
+    """`diffrl train WORDS` on several processes likewise, with more variables; returns what they said to stdout."""
     port, folder = free_port(), Path.cwd()
     with TemporaryDirectory() as said:
-        files = [Path(said, str(rank)) for rank in range(2)]
+        files = [Path(said, str(rank)) for rank in range(processes)]
         texts = [str(word) for word in words]
-        codes = ended(child(train_joined, rank, port, file, texts, folder) for rank, file in enumerate(files))
-        assert codes == [0, 0], [file.read_text()[-3000:] for file in files]
+        ranks = (
+            child(_train_one, environment | {"WORLD_SIZE": str(processes)}, rank, port, file, texts, folder)
+            for rank, file in enumerate(files)
+        )
+        assert ended(ranks) == [0] * processes, [file.read_text()[-3000:] for file in files]
+        return "".join(file.with_suffix(".out").read_text() for file in files)
 
 
 @contextmanager
@@ -63,6 +83,12 @@ def joined(rank: int, folder: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     yield
     dist.destroy_process_group()
+
+
+def _train_one(environment: dict[str, str], rank: int, port: int, said: Path, words: list[str], folder: Path) -> None:
+    os.environ |= environment
+    os.dup2(os.open(said.with_suffix(".out"), os.O_WRONLY | os.O_CREAT), 1)
+    train_joined(rank, port, said, words, folder)
 
 
 def free_port() -> int:
@@ -82,9 +108,10 @@ def train_joined(
     limit: str = "90",
     local: int | None = None,
 ) -> None:
-    """In a child: `diffrl train WORDS` as one of two processes, stderr in a file. `heard`: somebody reads stdout.
+    """In a child: `diffrl train WORDS` as one of two (or $WORLD_SIZE) processes, stderr in a file. `heard`: stdout is.
     `local`: its number on its machine; None: both are on one."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.setdefault("WORLD_SIZE", "2")
     os.environ["LOCAL_RANK"] = str(rank if local is None else local)
     os.environ |= {"RANK": str(rank), "ACCELERATE_USE_CPU": "true", "DIFFRL_HEARTBEAT": limit}
     os.chdir(folder)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from launching import FSDP2, train_on
 from test_equivalence import lora_of, same_lora
 from test_resume import PHASES, final_tensors, run_and_die
-from test_scale import FSDP2, UNEVEN, launched, same_metrics
+from test_scale import UNEVEN, same_metrics
 from tiny import SPEC, scramble, velocity
 
 from diffrl.config import load_config
@@ -130,7 +131,7 @@ def test_spread_over_two_processes_it_is_the_same_run(config_file: Any, sft: Pat
     sections = {**UNEVEN, "lora": lora, "epochs": 2, "nft": {"beta": 0.5}}
     alone, shared = (config_file(name, **sections) for name in ("alone", "sharded"))
     train(load_config(alone))
-    assert "which share the network (FSDP2)" in launched(2, shared, config_file=FSDP2)
+    assert "which share the network (FSDP2)" in train_on(2, shared, **FSDP2)
     one, two = (Path(load_config(path).run_dir) for path in (alone, shared))
     assert same_lora(lora_of(two), lora_of(one))
     same_metrics(one, two)
