@@ -10,6 +10,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -82,7 +83,10 @@ def replace(values: Mapping[str, Any]) -> None:
 
 
 def signal_at(target: str, call: int, number: int = signal.SIGKILL) -> None:
-    """Let a function send a signal to its own process at its `call`-th call, before it does its work."""
+    """Let a function send a signal to its own process at its `call`-th call, before it does its work.
+
+    A function of a module is replaced in the modules, too, that have imported it by its name.
+    """
     owner, name = _find(target)
     function, count = getattr(owner, name), 0
 
@@ -94,6 +98,9 @@ def signal_at(target: str, call: int, number: int = signal.SIGKILL) -> None:
         return function(*args, **kwargs)
 
     setattr(owner, name, disturbed)
+    for module in [one for key, one in sys.modules.items() if key.startswith("diffrl.")]:
+        if vars(module).get(name) is function:
+            setattr(module, name, disturbed)
 
 
 def _find(target: str) -> tuple[Any, str]:

@@ -9,6 +9,7 @@ import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -138,9 +139,10 @@ def test_a_report_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
     from diffrl import report
 
     (tmp_path / "report.html").write_text("old")
-    monkeypatch.setattr(report, "read_run", lambda folder: None)
+    monkeypatch.setattr(report, "read_run", lambda folder: SimpleNamespace(name="new"))
+    monkeypatch.setattr(report, "sections", [])
+    monkeypatch.setattr(report, "_LAST", ())
     monkeypatch.setattr(report, "write_text", lambda path, text: (_ for _ in ()).throw(DiskError("full")))
-    monkeypatch.setattr(report, "_body", lambda run: "new")
     with pytest.raises(DiskError):
         report.write_report(tmp_path)
     assert (tmp_path / "report.html").read_text() == "old"
