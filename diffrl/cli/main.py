@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
         if getattr(sys, name) is None:  # closed by the shell (`>&-`)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the process's life)
         elif hasattr(stream := getattr(sys, name), "reconfigure"):  # a name's letters that this encoding has not
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError, ValueError):  # closed, or another file by now
+                stream.reconfigure(errors="backslashreplace")
     if os.environ.get("COLUMNS") == "0":  # of a terminal without a size: rich would print nothing at all
         del os.environ["COLUMNS"]
     try:
