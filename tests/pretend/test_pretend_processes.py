@@ -10,17 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import FSDP2
 from pretend_runs import config_of
 
 from diffrl.records import checkpoint
-
-FSDP2 = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-}
 
 
 def on_two(arguments: list[str], **more: str) -> list[tuple[int, str]]:
