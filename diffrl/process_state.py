@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from diffrl.switches import DEVICES
+from diffrl.switches import DEVICES, FRESH
 
 # Of the environment, what says which process and which devices this is, and where files go.
 ENVIRONMENT = (
@@ -90,18 +90,6 @@ def unchanged_by(name: str) -> contextlib.AbstractContextManager[None]:
 @functools.cache
 def _say(name: str, what: str) -> None:
     logging.getLogger("diffrl").warning('reward "%s" %s', name, what)
-
-
-# Of torch as it starts, for the first module that imports it.
-FRESH: dict[str, Any] = {
-    "torch's default device or modes": ("cpu", 0),
-    "torch's grad mode": True,
-    "torch's inference mode": False,
-    "torch's deterministic mode": (False, False),
-    "torch's dispatch modes": 0,
-    "torch's hooks on saved tensors": None,
-    **{f"torch's autocast on {device}": (False, 0) for device in DEVICES},
-}
 
 
 def _state(elsewhere: bool = False) -> dict[str, tuple[Get, Put, Any]]:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # of autocast
+# By the names of `diffrl.process_state`, for the first module that imports torch.
+FRESH: dict[str, Any] = {
+    "torch's default device or modes": ("cpu", 0),
+    "torch's grad mode": True,
+    "torch's inference mode": False,
+    "torch's deterministic mode": (False, False),
+    "torch's dispatch modes": 0,
+    "torch's hooks on saved tensors": None,
+    **{f"torch's autocast on {device}": (False, 0) for device in DEVICES},
+}
 
 
 @contextlib.contextmanager

@@ -73,8 +73,10 @@ class GroupAdvantages(Advantages):
 def advantage_std(config: Any) -> tuple[str, str]:
     """What divides the advantages ("" without any), and the key that says so: of the objective, or of what is around
     it, such as GARDO."""
-    owners = [one for one in reversed(config.sections) if getattr(one, "advantage_std", None) is not None]
-    return (owners[0].advantage_std, f"{owners[0].method.name}.advantage_std") if owners else ("", "")
+    for section in reversed(config.sections):
+        if getattr(section, "advantage_std", None) is not None:
+            return section.advantage_std, f"{section.method.name}.advantage_std"
+    return "", f"{config.method.name}.advantage_std"
 
 
 RULES: dict[str, type[Advantages]] = {"groups": GroupAdvantages}
