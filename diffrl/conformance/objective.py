@@ -153,15 +153,21 @@ def processes(case: Case) -> str:
     _quietly(config)
     file = case.folder / "two.yaml"
     dump(other, file)
+    code, said, errors = train_on_two(file)
+    if code or "2 process(es)" not in said:
+        lines = [line for line in errors.splitlines() if "diffrl: error" in line] or ["?"]
+        raise Failed(f"two processes could not run: {lines[0][:200]}")
+    return _near(_lora(Path(other.run_dir)), _lora(Path(config.run_dir)), "the LoRAs of two processes and of one")
+
+
+def train_on_two(file: Path) -> tuple[int, str, str]:
+    """`diffrl train FILE` on two CPU processes of this machine: the exit code, stdout, stderr."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*command, "-m", "diffrl", "train", str(file)], env=environment, capture_output=True, text=True
     )
-    if done.returncode or "2 process(es)" not in done.stdout:
-        lines = [line for line in done.stderr.splitlines() if "diffrl: error" in line] or ["?"]
-        raise Failed(f"two processes could not run: {lines[0][:200]}")
-    return _near(_lora(Path(other.run_dir)), _lora(Path(config.run_dir)), "the LoRAs of two processes and of one")
+    return done.returncode, done.stdout, done.stderr
 
 
 def _quietly(config: Config, resume: Path | None = None) -> None:
