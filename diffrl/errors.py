@@ -74,7 +74,7 @@ def in_one_line(error: BaseException, most: int = 500) -> str:
         message = " ".join(str(error).split())
     except Exception:
         message = "(its message cannot be shown)"
-    return f"{type(error).__name__}: {message[:most]}{' ...' * (len(message) > most)}"
+    return f"{type(error).__name__}{': ' * bool(message)}{message[:most]}{' ...' * (len(message) > most)}"
 
 
 def where(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -107,6 +108,18 @@ def test_whole_numbers_and_half_precision_are_scores() -> None:
         assert scores.dtype == torch.float32 and scores.isfinite().all()
 
 
+def test_an_array_of_any_layout_is_read_without_a_warning_and_what_it_masks_is_no_score(recwarn: Any) -> None:
+    """JAX gives read-only arrays, FITS files the other order of bytes; what a masked array hides is absent."""
+    plain = Scorer({"plain": Plain()}).score(IMAGES, PROMPTS)
+    frozen = plain[:, 0].numpy().copy()
+    frozen.setflags(write=False)
+    for array in (frozen, frozen.astype(">f4"), frozen.astype(np.longdouble), frozen[::-1].copy()[::-1]):
+        assert torch.equal(Scorer({"plain": Plain(lambda _, array=array: array)}).score(IMAGES, PROMPTS), plain)
+    masked = np.ma.masked_array([1e12, 2.0, 3.0, 4.0], mask=[True, False, False, False])
+    scores = Scorer({"plain": Plain(lambda _: masked)}, unscored={"plain": 1.0}).score(IMAGES, PROMPTS)
+    assert scores[:, 0].nan_to_num(-1).tolist() == [-1, 2, 3, 4] and not recwarn.list
+
+
 def test_an_applies_that_raises_and_a_device_that_is_none() -> None:
     def applies(prompt: str, metadata: dict) -> bool:
         raise KeyError("tag")
@@ -127,6 +140,7 @@ class Unspeakable(Exception):
     ("error", "said"),
     [
         (Unspeakable(), r"failed with Unspeakable: \(its message cannot be shown\); try"),
+        (ValueError(), r"failed with ValueError \(test_hostile_rewards.py:\d+\); try"),
         (ValueError("a\nb" + "x" * 9999), r"failed with ValueError: a bx{497} \.\.\.; try"),
     ],
 )
