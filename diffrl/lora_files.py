@@ -13,6 +13,7 @@ from diffrl.hub import hub_failure, hub_file, pinned
 from diffrl.plugins import here
 from diffrl.worlds import world_of, worlds
 
+OTHERS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga", "milora")  # peft's other starts
 NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
 HUB = re.compile(r"([\w-][\w.-]*/[\w.-]+(?:@\w[\w./-]*)?)(?::(.+))?", re.ASCII)
 

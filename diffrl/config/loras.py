@@ -8,12 +8,11 @@ from typing import Any
 
 from diffrl.config.base import Problem
 from diffrl.errors import UserError, nearest
+from diffrl.lora_files import OTHERS, find_lora, lora_file, weighted
 from diffrl.lora_files import as_list as as_list  # of `lora.merge`
-from diffrl.lora_files import find_lora, lora_file, weighted
 
 KINDS = ("lora", "rslora", "dora")
 STARTS: dict[str, str | bool] = {"gaussian": "gaussian", "kaiming": True, "orthogonal": "orthogonal"}
-OTHERS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga", "milora")  # peft's, and what it has of them
 
 
 def kind_of(text: str) -> str:

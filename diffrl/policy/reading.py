@@ -26,7 +26,6 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
-from diffusers.utils import convert_unet_state_dict_to_peft
 from diffusers.utils import logging as diffusers_logging
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
@@ -40,6 +39,7 @@ from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
 from diffrl.policy import find_family, find_model
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
+from diffrl.policy.places import check_magnitudes, check_numbers, check_places, check_start
 from diffrl.policy.text_cache import quiet
 
 log = logging.getLogger("diffrl")
@@ -110,17 +110,21 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
             raise UserError(f"{path}: {form} ({odd}); what is read is LoRA and DoRA")
     with quietly():
         try:
+            check_numbers(tensors)
             network = hollow(backbone.network)
             state, alphas, metadata = _in_diffusers_form(tensors, metadata, backbone, network)
             texts = {key: value for key, value in state.items() if TEXT.match(key)}
             prefix = f"{backbone.denoiser}."
             own = {key: value for key, value in state.items() if key.startswith(prefix)}
-            _check_places(own, [key for key in state if key not in own and key not in texts], prefix, network)
+            check_places(own, [key for key in state if key not in own and key not in texts], prefix, network)
+            told = {key: value for key, value in metadata.items() if key.startswith(prefix)}  # not of text encoders
+            check_start(told)
             network.load_lora_adapter(  # type: ignore[operator]
-                own, prefix=backbone.denoiser, network_alphas=alphas or None, metadata=metadata or None,
+                own, prefix=backbone.denoiser, network_alphas=alphas or None, metadata=told or None,
                 adapter_name=FILE, low_cpu_mem_usage=False,
             )  # fmt: skip
             read = _read_off(network)
+            check_magnitudes(read.state, own, prefix)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         except Exception as error:  # diffusers' and peft's own, on a file that may be anybody's
@@ -219,7 +223,10 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
             conv = isinstance(network.get_submodule(layer), nn.Conv2d)
             if value.ndim == (2 if conv else 4) and value.shape[2:].numel() == 1:  # of a projection that was the other
                 value = value[..., None, None] if conv else value.flatten(1)
-            state[f"{prefix}{layer}.{kind}.weight"] = value
+            key = f"{prefix}{layer}.{kind}.weight"
+            if key in state and not state[key].equal(value):
+                raise UserError(f"{layer} has two {kind}, which differ: the file is of two LoRAs")
+            state[key] = value
     for layer, alpha in alphas.items():
         down, up = (f"{prefix}{layer}.{kind}.weight" for kind in ("lora_A", "lora_B"))
         if down in state and up in state:
@@ -267,27 +274,6 @@ def _check_converted(tensors: Mapping[str, Tensor], backbone: Any) -> None:
         kind = type(backbone.network).__name__
         text = f"{len(lost)} of its {len(tensors)} tensors have no place in {kind}, beginning with {lost[0]}"
         raise UserError(f"{text}: is it of another model?")
-
-
-def _check_places(own: Mapping[str, Tensor], odd: list[str], prefix: str, network: nn.Module) -> None:
-    """UserError for tensors of no part of the pipeline, and for layers that the network has not."""
-    kind = type(network).__name__
-    if odd:
-        raise UserError(f"{odd[0]} ({len(odd)} such tensors) is of no part of the pipeline of {kind}")
-    swap = {"A": "B", "B": "A"}
-    partners = {key: re.sub(r"\.lora_([AB])\.", lambda found: f".lora_{swap[found[1]]}.", key) for key in own}
-    if alone := next((key for key, other in partners.items() if other not in own), None):
-        raise UserError(f"{alone} stands alone: a layer has lora_A and lora_B")
-    layers = {name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))}
-    stripped = {key.removeprefix(prefix): value for key, value in own.items()}
-    if stripped and not any("lora_A" in key for key in stripped):  # as diffusers loads it
-        stripped = convert_unet_state_dict_to_peft(stripped)
-    wanted = {re.sub(r"\.lora_(A|B|magnitude_vector).*$|\.alpha$", "", key) for key in stripped}
-    if missing := sorted(wanted - layers):
-        some = f"{len(missing)} of its {len(wanted)} layers"
-        raise UserError(f"{missing[0]} has no place in {kind} ({some})")
-    if not wanted:
-        raise UserError(f"it has no layer of {kind}")
 
 
 def _read_off(network: nn.Module) -> Lora:

@@ -7,7 +7,9 @@ check of every family is `make test-long`; `make test` has each form once.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from diffrl.errors import UserError
 from diffrl.lora_files import find_lora
 from diffrl.policy import Policy, load_policy
+from diffrl.policy.reading import outline, read_lora
 from diffrl.sharing.export import export_comfyui, export_merged
 
 Write = Callable[[Path, str, dict[str, Tensor]], None]  # folder, the denoiser's name, tensors by layer
@@ -217,6 +220,7 @@ def test_what_is_no_lora_of_the_model_is_said(folder: Callable[[str], str], tmp_
     model = folder("flux")
     layer, pair = "transformer_blocks.0.attn.to_q", {"A": torch.ones(2, 32), "B": torch.ones(32, 2)}
     good = {f"transformer.{layer}.lora_{kind}.weight": value for kind, value in pair.items()}
+    other = {key.replace("to_q", "to_k"): value for key, value in good.items()}
     for tensors, message in (
         ({f"transformer.{layer}.lokr_w1": pair["A"]}, "LoKr"),
         ({f"lora_unet_{layer.replace('.', '_')}.hada_w1_a": pair["A"]}, "LoHa"),
@@ -228,14 +232,33 @@ def test_what_is_no_lora_of_the_model_is_said(folder: Callable[[str], str], tmp_
         ({key: value for key, value in good.items() if "lora_A" in key}, "stands alone"),
         ({key: value * float("nan") for key, value in good.items()}, "no finite numbers"),
         (good | {f"lora_unet_{layer.replace('.', '_')}.alpha": torch.tensor(float("inf"))}, "no finite numbers"),
-        ({key: torch.ones(3, 3) for key in good}, "size|shape"),
+        ({key: torch.ones(3, 3) for key in good}, r"lora_A.weight has the shape \(3, 3\), not \(rank, 32\)"),
+        ({key: value.T for key, value in good.items()}, r"lora_A.weight has the shape \(32, 2\), not \(rank, 32\)"),
+        ({key: value[:0] if "lora_A" in key else value[:, :0] for key, value in good.items()}, r"shape \(0, 32\), not"),
+        ({key: value.to(torch.int8) for key, value in good.items()}, "lora_A.weight is of int8, not of floating"),
+        (good | {f"diffusion_model.{layer}.lora_down.weight": pair["A"] * 2}, "to_q has two lora_A, which differ"),
+        (good | other | {f"transformer.{layer}.dora_scale": torch.ones(32, 1)}, "to_k has no magnitudes"),
         ({}, "no layer of Flux"),
     ):
-        kept = {key: value.clone() for key, value in tensors.items()}
+        kept = {key: value.clone().contiguous() for key, value in tensors.items()}
         save_file(kept or {"a": torch.ones(1)}, tmp_path / "x.safetensors")
         with pytest.raises(UserError, match=message if tensors else "x.safetensors") as caught:
             load_policy(model, **{door: str(tmp_path / "x.safetensors")})
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_metadata_that_change_what_the_matrices_mean(folder: Callable[[str], str], tmp_path: Path) -> None:
+    """A PiSSA that peft did not convert adds to other frozen weights; metadata of a text encoder alone say nothing."""
+    backbone, layer, file = outline(folder("flux")), "transformer_blocks.0.attn.to_q", tmp_path / "x.safetensors"
+    tensors = {f"transformer.{layer}.lora_A.weight": torch.ones(2, 32)}
+    tensors |= {f"transformer.{layer}.lora_B.weight": torch.ones(32, 2)}
+    for prefix, fails in (("transformer", True), ("text_encoder", False)):
+        fields = {"r": 2, "lora_alpha": 8, "init_lora_weights": "pissa_niter_4", "target_modules": [layer]}
+        told = json.dumps({f"{prefix}.{key}": value for key, value in fields.items()})
+        save_file(tensors, file, {"lora_adapter_metadata": told})
+        message = r'x.safetensors: it began with "pissa_niter_4"'
+        with pytest.raises(UserError, match=message) if fails else nullcontext():
+            assert read_lora(file, backbone).spec.scale == 1.0
 
 
 def test_files_that_tools_write_otherwise(folder: Callable[[str], str], tmp_path: Path, caplog: Any) -> None:
