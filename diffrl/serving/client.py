@@ -349,7 +349,8 @@ def find_token(token_file: str | None, trusted: bool = False) -> str | None:
 def _checked(url: str, what: str) -> str:
     try:
         parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        path_alone = not parts.query and not parts.fragment  # what is asked for is written behind it
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and path_alone
     except ValueError:
         fine = False
     if not fine:

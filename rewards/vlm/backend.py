@@ -38,6 +38,7 @@ NO_SCHEMA = (400, 404, 415, 422, 501)  # what a server says that cannot bind an 
 OF_NOW = ("created", "permission", "owned_by")  # what a server says of a model that does not make its answers
 MOST = 2**24  # bytes of an answer with its probabilities
 REFUSALS = re.compile("content.?(?:filter|policy)|moderation|safety|responsible.?ai", re.IGNORECASE)  # of one image
+REFUSING = (400, 403)  # with such a word; without one the request is wrong, or the key may not ask
 ANSWERS = ("yes", "no")
 # Where text-generation-inference and SGLang say what vLLM says in its list of models.
 BESIDE = {"/info": ("model_id", "model_sha"), "/get_model_info": ("model_path", "weight_version")}
@@ -169,7 +170,7 @@ class Server:
                     answer = await self.servers.send("/chat/completions", partial(_as_json, body))
             except RemoteError as error:
                 raise RewardError(f"vlm: no answer {on}: {error}") from error
-            if answer.status == 400 and REFUSALS.search(answer.problem):
+            if answer.status in REFUSING and REFUSALS.search(answer.body.decode(errors="replace")):  # its code, too
                 return Unscored(f"vlm: the server {answer.url} refuses {on}: {answer.problem}")
             try:
                 return parse(_reply(_content(answer), first, question.lines))

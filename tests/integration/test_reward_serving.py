@@ -80,8 +80,9 @@ def test_a_wrong_token_and_an_absent_server_are_named(url: str, remote: Callable
         remote("light")
     with pytest.raises(UserError, match=r"server http://127.0.0.1:9: ConnectError"):
         load_reward("remote", reward="light", servers=["http://127.0.0.1:9"])
-    with pytest.raises(UserError, match='"localhost:8000" is not a URL'):
-        load_reward("remote", reward="light", servers="localhost:8000")
+    for odd in ("localhost:8000", "http://127.0.0.1:9?version=2", "http://127.0.0.1:9/v1#a"):  # paths go behind it
+        with pytest.raises(UserError, match=f'"{re.escape(odd)}" is not a URL'):
+            load_reward("remote", reward="light", servers=odd)
 
 
 def test_a_failing_reward_is_an_error_with_its_server_and_nobody_elses(

@@ -143,6 +143,8 @@ def test_what_passes_is_asked_again_and_what_is_an_answer_is_read(judge: Strange
         (said(None, message={"reasoning_content": "Score: 4"}), "no score in it"),
         (said("Score: 4", finish_reason="length"), "no score in it"),
         ((400, {}, {"error": {"code": "content_filter", "message": "content filter"}}), "refuses on"),
+        ((400, {}, {"error": {"code": "content_policy_violation", "message": "try another"}}), "refuses on"),
+        ((403, {}, {"error": {"code": 403, "message": "this model requires moderation: flagged"}}), "refuses on"),
     ],
 )
 def test_no_answer_is_no_score_and_no_failure(judge: Strange, answer: Any, why: str) -> None:
