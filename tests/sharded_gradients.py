@@ -39,13 +39,23 @@ def gradients_of(path: str | Path) -> tuple[list[Tensor], dict[str, Any]]:
     return found, {**line, "sharded": run.policy.sharded}
 
 
-def main() -> None:
+def train_together(rank: int, port: int, said: Path, out: Path, paths: list[str], environment: dict[str, str]) -> None:
+    """In a child: the same as one of two processes; stderr in a file."""
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    names |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
+    os.environ |= names | environment
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    write(out, paths)
+
+
+def write(out: str | Path, paths: list[str]) -> None:
+    """What the configs at these paths give, from the main process; this process ends."""
     torch.set_num_threads(1)
-    found = {path: gradients_of(path) for path in sys.argv[2:]}
+    found = {path: gradients_of(path) for path in paths}
     from accelerate import PartialState
 
     if PartialState().is_main_process:
-        torch.save(found, sys.argv[1])
+        torch.save(found, out)
     PartialState().wait_for_everyone()
     # A dozen runs leave process groups of their own behind, and the threads of one may still run when it is destroyed
     # at exit, which ends the process by std::terminate. What is tested is in the file.
@@ -54,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write(sys.argv[1], sys.argv[2:])

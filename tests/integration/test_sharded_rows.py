@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from launching import launch_script
-from sharded_gradients import gradients_of
+from children import child, ended
+from launching import FSDP2, free_port
+from sharded_gradients import gradients_of, train_together
 
 from diffrl.policy import Policy
 
-FSDP2 = Path(__file__).parents[2] / "scripts" / "launch" / "fsdp2.yaml"
-SCRIPT = Path(__file__).parents[1] / "sharded_gradients.py"
 REDNESS = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
 EMBEDDER = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
 # Three groups of four: over two processes the second one is split, and the selected rows are unevenly many.
@@ -111,13 +110,16 @@ def test_a_sharded_process_trains_the_selected_rows(config_file: Any, monkeypatc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("config", [FSDP2, None], ids=["fsdp2", "whole"])
-def test_gradients_of_two_processes_are_those_of_one(config_file: Any, tmp_path: Path, config: Path | None) -> None:
+def test_gradients_of_two_processes_are_those_of_one(config_file: Any, tmp_path: Path) -> None:
+    """Of two that are sharded by FSDP2, and of two that are whole."""
     paths = {name: written(config_file, name) for name in CASES}
-    out = tmp_path / "two.pt"
-    done = launch_script(2, SCRIPT, out, *paths.values(), config_file=config)
-    assert done.returncode == 0, done.stderr[-3000:]
-    two = torch.load(out, weights_only=True)
-    for name, path in paths.items():
-        assert two[str(path)][1]["sharded"] == (config is not None)
-        same(name, two[str(path)], gradients_of(path))
+    expected = {name: gradients_of(path) for name, path in paths.items()}
+    for kind, environment in {"fsdp2": FSDP2, "whole": {}}.items():
+        out, port, texts = tmp_path / f"{kind}.pt", free_port(), [str(path) for path in paths.values()]
+        said = [tmp_path / f"{kind}{rank}" for rank in range(2)]
+        codes = ended(child(train_together, rank, port, said[rank], out, texts, environment) for rank in range(2))
+        assert codes == [0, 0], [file.read_text()[-3000:] for file in said]
+        two = torch.load(out, weights_only=True)
+        for name, path in paths.items():
+            assert two[str(path)][1]["sharded"] == (kind == "fsdp2")
+            same(name, two[str(path)], expected[name])
