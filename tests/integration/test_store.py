@@ -202,11 +202,12 @@ def test_a_file_of_the_hub_is_fetched_again_when_it_has_changed(hub: Hub, tmp_pa
 @pytest.mark.long
 def test_a_run_at_the_hub_goes_on_elsewhere_exactly(hub: Hub, config_file: Any, tmp_path: Path) -> None:
     config = str(config_file(epochs=2))
-    words = [[config], *([config, "run_dir=hf://me/runs/one", "--resume", "auto", f"epochs={n}"] for n in (1, 2))]
-    for number, one in enumerate(words):
-        folder = tmp_path / str(number)  # a machine's own
+    assert in_child(machine, tmp_path / "alone", [config], {}) == 0
+    for epochs in (1, 2):
+        folder = tmp_path / str(epochs)  # a machine's own
         folder.mkdir()
-        command = [sys.executable, "-m", "diffrl", "train", *one]
+        words = [config, "run_dir=hf://me/runs/one", "--resume", "auto", f"epochs={epochs}"]
+        command = [sys.executable, "-m", "diffrl", "train", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
     table = json.loads(hub.files["me/runs"]["one/current.json"])
