@@ -21,13 +21,9 @@ def as_tensor(scores: Any) -> Any:
     """A list, tuple, array or iterator of numbers as a tensor, None as NaN; anything else as it is, for the checks."""
     if isinstance(scores, Iterator):
         scores = list(scores)
-    if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiu":
-        # Widened, also a copy: torch takes no foreign byte order and no longdouble, and warns of read-only arrays.
-        wide = scores.astype(np.float64)
-        return torch.from_numpy(np.ma.filled(wide, np.nan))
-    if isinstance(scores, np.ndarray) and scores.dtype != object:
-        return torch.from_numpy(np.array(scores)) if scores.dtype.kind == "b" else scores
-    if isinstance(scores, np.ndarray):
+    if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiu":  # widened: also a copy, in the native byte order
+        return torch.from_numpy(np.ma.filled(scores.astype(np.float64), np.nan))
+    if isinstance(scores, np.ndarray) and scores.dtype.kind in "bO":
         scores = scores.tolist()
     if not isinstance(scores, list | tuple):
         return scores
