@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import json
 import math
 import os
@@ -13,7 +12,6 @@ import re
 import shlex
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +28,8 @@ from diffrl.version import __version__
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from diffrl.records.trackers import Trackers
+
 __all__ = ["ProgressTable", "Tracker", "read_metrics", "record_environment", "save_samples"]
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy")
@@ -45,6 +45,7 @@ class Tracker:
         trackers: who gets the numbers, too, by accelerate's names. wandb and tensorboard get the images as well.
             wandb: `WANDB_MODE=offline` is respected, `WANDB_PROJECT` names the project ("diffrl" when unset); a resumed
             run continues the same Weights & Biases run. tensorboard: event files in `RUN_DIR/tensorboard`.
+            One that fails later is named, and ends no run.
         config: the resolved config, for trackers to show.
 
     Raises:
@@ -62,7 +63,11 @@ class Tracker:
         path = self.run_dir / "metrics.jsonl"
         rows, intact = _parse(path)
         self._epochs = {row["epoch"] for row in rows}
-        self._outside = {name: _open(name, self.run_dir, config or {}) for name in dict.fromkeys(trackers)}
+        self._outside: Trackers | None = None
+        if trackers:
+            from diffrl.records.trackers import Trackers
+
+            self._outside = Trackers(trackers, self.run_dir, config or {})
         with writing(path):
             self._file = path.open("ab", buffering=0)  # a buffer would be written once more, when it is closed
             if self._file.tell() > intact:
@@ -81,19 +86,16 @@ class Tracker:
         self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._epochs.add(epoch)
         numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
-        for tracker in self._outside.values():
-            tracker.log(numbers, step=epoch)
+        if self._outside is not None:
+            self._outside.log(epoch, numbers)
 
     def _append(self, line: bytes) -> None:
         """A whole line or nothing, in the file that is still there."""
         path = self.run_dir / "metrics.jsonl"
         with writing(path):
             begin = self._file.seek(0, os.SEEK_END)
-            here = path.stat()  # of a deleted folder the open file would swallow everything
-            if (here.st_dev, here.st_ino) != (
-                os.fstat(self._file.fileno()).st_dev,
-                os.fstat(self._file.fileno()).st_ino,
-            ):
+            # Of a deleted folder the open file would swallow everything.
+            if not os.path.samestat(path.stat(), os.fstat(self._file.fileno())):
                 raise OSError(errno.ESTALE, "another file has taken its place while the run was writing")
             try:
                 if self._file.write(line) != len(line):
@@ -106,27 +108,15 @@ class Tracker:
 
     def images(self, epoch: int, images: Sequence[Image.Image], captions: Sequence[str]) -> None:
         """Show sample images in TensorBoard and Weights & Biases; the PNG files are written by `save_samples`."""
-        if "wandb" in self._outside:
-            import wandb  # accelerate's own way knows no captions
-
-            shown = [wandb.Image(image, caption=caption) for image, caption in zip(images, captions, strict=True)]
-            self._outside["wandb"].log({"images": shown}, step=epoch)
-        if "tensorboard" in self._outside:
-            import numpy as np
-
-            rows = {
-                f"samples/{i:02d}-{slug(caption)}": np.asarray(image.convert("RGB"))[None]
-                for i, (image, caption) in enumerate(zip(images, captions, strict=True))
-            }
-            self._outside["tensorboard"].log_images(rows, step=epoch, dataformats="NHWC")
-            self._outside["tensorboard"].tracker.flush()
+        if self._outside is not None:
+            self._outside.images(epoch, images, captions, [slug(caption) for caption in captions])
 
     def close(self) -> None:
         """Close every output; a second call does nothing."""
         self._file.close()
-        for tracker in self._outside.values():
-            tracker.finish()
-        self._outside = {}
+        outside, self._outside = self._outside, None
+        if outside is not None:
+            outside.close()
 
     def __enter__(self) -> Tracker:
         return self
@@ -263,65 +253,3 @@ def _plain(key: str, value: Any) -> int | float | str | bool | None:
 
 def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].rstrip("-") or "empty"
-
-
-def _open(name: str, run_dir: Path, config: Mapping[str, Any]) -> Any:
-    """A tracker of accelerate's, started, with the config's plain values."""
-    if name in ("wandb", "tensorboard"):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            text = f'tracking.{name}: {name} is not installed: pip install "diffrl[{name}]"'
-            raise UserError(text) from None
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    kind = LOGGER_TYPE_TO_CLASS[name]
-    try:
-        # Their first argument is a project, which holds runs; TensorBoard's and DVCLive's write into the run's folder.
-        if name == "wandb":
-            tracker = kind(os.environ.get("WANDB_PROJECT", "diffrl"), **_wandb_options(run_dir, config))
-        elif kind.requires_logging_directory:
-            tracker = kind(name, str(run_dir))
-        else:
-            tracker = kind("diffrl")
-        if hasattr(tracker, "start"):
-            tracker.start()
-        if name not in ("wandb", "tensorboard"):  # W&B has it as it is; TensorBoard would show it as one more run
-            tracker.store_init_configuration(_flat(config) | {"run_dir": run_dir.resolve().name})
-    except Exception as error:  # each has its own; what is missing is a login, a server or a package
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        hint = " (or set WANDB_MODE=offline)" if name == "wandb" else ""
-        raise UserError(f"tracking: {name} could not be started: {reason}{hint}") from error
-    return tracker
-
-
-def _wandb_options(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `wandb.init`; a resumed run continues the same Weights & Biases run."""
-    import wandb
-
-    remembered = run_dir / "wandb" / "run-id.txt"
-    resumed = remembered.exists()
-    identity = remembered.read_text().strip() if resumed else uuid.uuid4().hex[:12]
-    remembered.parent.mkdir(exist_ok=True)
-    remembered.write_text(identity + "\n")
-    offline = os.environ.get("WANDB_MODE") == "offline"
-    return {
-        "name": run_dir.resolve().name,
-        "id": identity,
-        "resume": "allow" if resumed and not offline else None,  # offline, wandb joins the parts when they are synced
-        "dir": str(run_dir),
-        "config": dict(config),
-        # wandb would otherwise record every redraw of the live table as a line of output.
-        "settings": wandb.Settings(console="off", quiet=True),
-    }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys with numbers and texts, which is what all trackers take."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            result |= _flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return result

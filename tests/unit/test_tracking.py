@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,7 @@ def test_metrics_are_forced_to_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_accelerate_s_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from diffrl.records import tracking
+    from diffrl.records import trackers
 
     with Tracker(tmp_path, ["tensorboard"], {"epochs": 2, "lora": {"rank": 4}}) as tracker:
         tracker.log({"epoch": 1, "loss": 0.25, "reward/a": 0.5, "alarm/x": "text"})
@@ -344,4 +345,36 @@ def test_accelerate_s_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules["accelerate.tracking"].LOGGER_TYPE_TO_CLASS, "tensorboard", refuses)
     monkeypatch.setattr(refuses, "requires_logging_directory", False, raising=False)
     with pytest.raises(UserError, match=r"tracking: tensorboard could not be started: no login$"):
-        tracking._open("tensorboard", tmp_path, {})
+        trackers._open("tensorboard", tmp_path, {})
+
+
+def test_a_tracker_that_fails_later_is_named_once_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that goes away for an epoch: all others reach it, and the run's own file has every one."""
+    seen: list[Any] = []
+
+    class Flaky:
+        requires_logging_directory = False
+
+        def __init__(self, project: str) -> None: ...
+
+        def store_init_configuration(self, values: Mapping[str, Any]) -> None: ...
+
+        def log(self, numbers: Mapping[str, float], step: int) -> None:
+            if step == 2:
+                raise ConnectionError("gone\nfor now")
+            seen.append((step, numbers["loss"]))
+
+        def finish(self) -> None:
+            raise OSError
+
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "mlflow", Flaky)
+    with Tracker(tmp_path, ["mlflow"]) as tracker:
+        for epoch in (1, 2, 3):
+            tracker.log({"epoch": epoch, "loss": 0.5})
+    assert seen == [(1, 0.5), (3, 0.5)] and [row["epoch"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("tracking: mlflow failed (ConnectionError: gone for now); the run goes on")
