@@ -82,7 +82,7 @@ class Votes:
         closed = ballots.closed(run_dir, epoch, [group.identity for group in groups])
         if closed is None:
             return None
-        counted = [vote for vote in ballots.read_votes(run_dir) if vote["vote"] in set(closed["votes"])]
+        counted = [vote for vote in ballots.read_votes(run_dir) if vote["vote"] in closed["votes"]]
         return self._answers(groups, counted, 0.0)
 
     def _answers(self, groups: Sequence[ImageGroup], counted: Sequence[Mapping[str, Any]], waited: float) -> Answers:

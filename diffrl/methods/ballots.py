@@ -149,17 +149,18 @@ def read_votes(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _parse(content: bytes) -> list[dict[str, Any]]:
-    votes = []
+    votes: dict[str, dict[str, Any]] = {}  # a line that another program has copied is one vote
     for line in content.split(b"\n")[:-1]:
         try:
             row = json.loads(line)
             ranks = row["scores"][PREFERENCE]
-            texts = all(isinstance(row[key], str) for key in ("vote", "voter", "group", "prompt"))
-            if texts and len(ranks) == len(row["images"]) and all(isinstance(rank, int) for rank in ranks):
-                votes.append(row)
+            texts = [*row["images"], row["vote"], row["voter"], row["group"], row["prompt"]]
+            whole = len(ranks) == len(row["images"]) and all(isinstance(rank, int) for rank in ranks)
+            if whole and all(isinstance(text, str) for text in texts):
+                votes.setdefault(row["vote"], row)
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
-    return votes
+    return list(votes.values())
 
 
 @contextlib.contextmanager
@@ -178,10 +179,9 @@ def _locked(run_dir: Path) -> Iterator[int]:
 
 def _content(file: int) -> bytes:
     """The whole lines; what a kill left of another one is cut off: no client was told that it was kept."""
-    size = os.fstat(file).st_size
-    content = os.pread(file, size, 0)
+    content = os.pread(file, os.fstat(file).st_size, 0)
     whole = content.rfind(b"\n") + 1
-    if whole < size:
+    if whole < len(content):
         os.ftruncate(file, whole)
     return content[:whole]
 

@@ -114,7 +114,16 @@ def test_votes_that_are_none_and_lines_that_are_torn(tmp_path: Path) -> None:
         stream.write('{"images": ["epo')  # a kill
     assert len(ballots.read_votes(tmp_path)) == 1
     assert ballots.add_vote(tmp_path, "b", "you", name, [[2]])
-    assert [json.loads(line)["voter"] for line in file.read_text().splitlines()] == ["me", "you"]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["voter"] for line in lines] == ["me", "you"]
+    with file.open("a") as stream:  # of other programs: a copy, and one whose images are no names
+        stream.writelines(json.dumps(line) + "\n" for line in (lines[0], lines[0] | {"vote": "c", "images": [1, 2, 3]}))
+    assert ballots.read_votes(tmp_path) == lines
+    identities = [group.identity for group in shown]
+    ballots.close(tmp_path, 1, identities, lines)  # the training run itself: it ended here
+    closed = tmp_path / "votes" / "epoch-0001" / "closed.json"
+    closed.write_text(json.dumps(json.loads(closed.read_text()) | {"votes": [["a"], "b"]}))
+    assert load_reward("votes", wait=1.0).answered(tmp_path, 1, shown).figures["votes"] == 1
 
 
 def test_votes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:
