@@ -20,6 +20,12 @@ def test_the_table_is_whole() -> None:
         assert f"def {test}(" in (Path(__file__).parents[1] / file).read_text()
 
 
-@pytest.mark.parametrize("method", some(METHODS, "nft"))
-def test_an_option_leaves_the_gradient(config_file: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    assert_options_leave_the_gradient(config_file, monkeypatch, method)
+COMPILED = {"engine.compile"}  # its seconds are those of all others together, three times
+CASES = [(method, compiled) for method in METHODS for compiled in (False, True)]
+
+
+@pytest.mark.parametrize(("method", "compiled"), some(CASES, ("nft", False)))
+def test_an_option_leaves_the_gradient(
+    config_file: Any, monkeypatch: pytest.MonkeyPatch, method: str, compiled: bool
+) -> None:
+    assert_options_leave_the_gradient(config_file, monkeypatch, method, COMPILED if compiled else {*OPTIONS} - COMPILED)
