@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import charts
+from garbage import keep_frozen
 
 # Nothing imports this module of the standard library: what is before it in a child's sys.modules came of the first one.
 MARK = "tabnanny"
@@ -68,6 +69,7 @@ def ended(processes: Iterable[BaseProcess], limit: float = 300) -> list[int | No
 def _quietly(blank: bool, function: Callable[..., Any], *arguments: Any) -> None:
     import torch
 
+    keep_frozen()
     torch.set_num_threads(1)  # as in conftest
     if blank:
         charts.leave_blank()

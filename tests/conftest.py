@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,34 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import copied
 import pytest
 import torch
 import yaml
 from charts import blank_charts as blank_charts
 from charts import charts as charts
+from garbage import freeze_modules, thaw
 
 torch.set_num_threads(1)  # before any parallel region, so that tests may fork
+gc.disable()  # until the tests' modules are imported
 
 # nohup and a shell's `&` leave signals ignored, and children inherit that: no test depends on how pytest was started.
 for number, handler in {"SIGHUP": signal.SIG_DFL, "SIGINT": signal.default_int_handler}.items():
     if hasattr(signal, number) and signal.getsignal(signal.Signals[number]) is signal.SIG_IGN:
         signal.signal(signal.Signals[number], handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+def pytest_runtest_teardown() -> None:
+    freeze_modules()
+
+
+def pytest_sessionfinish() -> None:
+    thaw()
+
 
 PROMPTS = ["red a", "red b", "red c on d", "red and e", "red f", "red g and h"]
 
@@ -36,6 +53,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny import tiny_sd3
 
     return tiny_sd3(tmp_path_factory.mktemp("model") / "sd3")
+
+
+@pytest.fixture
+def reads() -> None:
+    """For tests that look at how a model's files are read: they are, each time."""
+
+
+@pytest.fixture(autouse=True)
+def _read_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A model's folder is read once in a process, see `copied`."""
+    files = sys.modules.get("diffrl.policy.files")
+    with pytest.MonkeyPatch.context() as patch:
+        if files is not None and request.path.parent.name in copied.FOLDERS and "reads" not in request.fixturenames:
+            patch.setattr(files, "load_parts", partial(copied.load_parts, files.load_parts))
+        yield
 
 
 @pytest.fixture
@@ -85,15 +117,9 @@ def config_file(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For tests of the conformance check, which counts tensors: it need not walk through what was there before.
-
-    It times one call, not five.
-    """
+def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the conformance check: it times one call of the reward, not five."""
     monkeypatch.setattr("diffrl.reward_tools.check.SECONDS", 0.0)
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -242,7 +242,9 @@ def test_where_a_device_shares_the_cpus_memory_nothing_is_offloaded(sized: str) 
         build_rewards({"a": asked}, torch.device("cuda"))
 
 
-def test_reading_a_model_takes_its_full_size_whatever_it_becomes(config_file: Any, tiny_model: Path) -> None:
+def test_reading_a_model_takes_its_full_size_whatever_it_becomes(
+    config_file: Any, tiny_model: Path, reads: None
+) -> None:
     """Counted at every operation while the files are read; of few bits, too, the full network is read."""
     config = load_config(config_file("run"))
     found = estimate(config).read

@@ -16,7 +16,7 @@ from diffrl.reward_tools.check import check, examine
 from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import Card, RewardError
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 PROMPTS = [f"prompt {i}" for i in range(6)]

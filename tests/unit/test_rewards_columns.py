@@ -21,7 +21,7 @@ from diffrl.rewards.protocol import RewardError, missing_of_instance
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 CPU = torch.device("cpu")
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -24,7 +24,7 @@ from diffrl_playground.scenes import prompt_set
 from scripts.playground.clip_building import build_clip, clip_config, save_clip
 from scripts.playground.tokenizer import vocabulary, write_tokenizer
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 PROMPTS = ["a red circle on white", "two blue stars on black", "a red circle on white"]
 IMAGES = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))

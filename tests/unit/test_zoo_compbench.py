@@ -19,7 +19,7 @@ from diffrl.rewards import RewardError, load_reward
 from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.geneval_rules import Detection
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 LABELS = ["cat", "dog", "wild cat", "table, desk", "person", "boat", "cup"]
 

@@ -32,7 +32,7 @@ from diffrl_zoo.geneval_rules import (
 from scripts.playground.clip_building import build_clip, clip_config, save_clip
 from scripts.playground.tokenizer import vocabulary, write_tokenizer
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 NAMES = ["bench", "dog", "cat", "bus", "orange"]
 

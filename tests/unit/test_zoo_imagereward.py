@@ -15,7 +15,7 @@ from diffrl.reward_tools.check import examine
 from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import load_reward
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 VISION, TEXT, LAYERS, PATCH, SIDE = 128, 48, 2, 16, 32
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

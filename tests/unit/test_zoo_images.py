@@ -21,7 +21,7 @@ from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.scoring import Scorer
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 IMAGES = torch.rand(4, 3, 48, 48, generator=torch.Generator().manual_seed(0))
 

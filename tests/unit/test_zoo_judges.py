@@ -16,7 +16,7 @@ from diffrl.errors import UserError
 from diffrl.reward_tools.check import examine, example_images
 from diffrl.rewards import load_reward
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 CPU = {"device": "cpu", "precision": "fp32"}
 INSTRUCTION = "Rate the picture of {text_prompt}: <|Reward|>\nEND"

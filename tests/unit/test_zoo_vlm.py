@@ -33,7 +33,7 @@ from diffrl_zoo.vlm.parse import (
 )
 from diffrl_zoo.vlm.question import Question, Reply, Unreadable
 
-pytestmark = pytest.mark.usefixtures("few_objects")
+pytestmark = pytest.mark.usefixtures("one_call")
 
 PROMPT = 'a {red} "circle" on white'
 
