@@ -223,10 +223,15 @@ def _unscored(run: RunData) -> Iterable[str]:
         yield f"{key.removeprefix('unscored/')} had no score for {count} images: they are not judged by it."
 
 
-def _overlap(run: RunData) -> Iterable[str]:
-    """The config allowed test prompts that are trained on: what is called held out below is not."""
+def overlaps(run: RunData) -> bool:
+    """Did the config allow test prompts that are trained on?"""
     prompts = run.config.get("prompts", {})
-    if isinstance(prompts, dict) and prompts.get("overlap"):
+    return isinstance(prompts, dict) and bool(prompts.get("overlap"))
+
+
+def _overlap(run: RunData) -> Iterable[str]:
+    """What is called held out below is not."""
+    if overlaps(run):
         yield "prompts.overlap is on: test prompts may be training prompts, so no value here is of held-out prompts."
 
 

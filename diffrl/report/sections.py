@@ -13,7 +13,7 @@ from diffrl.config.schema import method_of
 from diffrl.records.lock import renewed
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.records.verdict import Change, places
-from diffrl.report.data import UNITS, RunData, warnings_of
+from diffrl.report.data import UNITS, RunData, overlaps, warnings_of
 from diffrl.report.page import Markup, bar, escape, figure, grid, section, strip, table, tile
 from diffrl.report.page import curves as curves_of
 from diffrl.report.plots import Axis, Line, spans_decades, stack
@@ -222,7 +222,8 @@ def _verdict(run: RunData) -> str:
             clauses.append(f"<b>{escape(name)}</b> {number(ends[0])} → {number(ends[1])} ({signed(run.change(name))})")
     if not clauses:
         return ""
-    return f'<p class="lead">On prompts that were not trained on: {"; ".join(clauses)}.</p>'
+    on = "test prompts" if overlaps(run) else "prompts that were not trained on"
+    return f'<p class="lead">On {on}: {"; ".join(clauses)}.</p>'
 
 
 def _tile(run: RunData, name: str, tag: str) -> str:

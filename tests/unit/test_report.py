@@ -26,7 +26,7 @@ from diffrl.records.tracking import Tracker, record_environment, save_samples
 from diffrl.report import compare, data, plots
 from diffrl.report.data import RunData, read_run
 from diffrl.report.page import picture
-from diffrl.report.sections import pick, processes
+from diffrl.report.sections import _verdict, pick, processes
 from diffrl.rewards.protocol import Card
 
 START = {"clip": 0.2, "gold": 0.5, "noise": 0.1}  # of every prompt before training; then two gain more than two others
@@ -331,6 +331,10 @@ def test_who_waits_for_whom_is_shown_for_several_processes(tmp_path: Path) -> No
 def test_test_prompts_that_are_trained_on_are_told(tmp_path):
     told = [data.warnings_of(data.RunData(tmp_path, "x", [], {"prompts": {"overlap": on}})) for on in (True, False)]
     assert any("prompts.overlap is on" in text for text in told[0]) and not told[1]
+    metrics = [{"epoch": epoch, "samples": epoch, "eval/a": 0.2} for epoch in (0, 1)]
+    for on, said in ((True, "On test prompts: "), (False, "On prompts that were not trained on: ")):
+        config = {"prompts": {"overlap": on}, "rewards": {"a": {"weight": 1}}}
+        assert said in _verdict(data.RunData(tmp_path, "x", metrics, config))
 
 
 @pytest.mark.parametrize("cut", [0, 10, 60, -30])
