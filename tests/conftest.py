@@ -36,7 +36,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_runtest_teardown() -> None:
+def pytest_runtest_logfinish() -> None:  # what the test and its fixtures held is gone by now
     freeze_modules()
 
 
