@@ -14,7 +14,7 @@ from diffrl.config.checks import check
 from diffrl.config.schema import Config, config_class, names_of
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
-from diffrl.records.disk import write_text
+from diffrl.records.disk import special, write_text
 from diffrl.resources import shipped, shipped_configs
 from diffrl.version import __version__
 
@@ -29,14 +29,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), world: int | No
 
     Raises UserError in one line: where (file and line, or the command line), the dotted key, what is wrong.
     """
-    try:
-        file = find_config(path)
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f'config "{str(path)[:60]}": cannot be read: {getattr(error, "strerror", None) or error}'
-        ) from error
+    file = find_config(path)
     source = read(file)
     _fill(source.data)
     for text in overrides:
@@ -129,16 +122,26 @@ def _fill(data: dict[str, Any]) -> None:
 
 def find_config(path: str | Path) -> Path:
     """The file of this path or shipped name; raises UserError with the nearest one."""
-    path = Path(path)
+    try:
+        return _found(Path(path))
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f'config "{str(path)[:60]}": cannot be read: {reason}') from error
+
+
+def _found(path: Path) -> Path:
     if path.is_file():
         return path
     root = shipped("configs")
     inner = Path(*path.parts[1:]) if path.parts[:1] == ("configs",) else path
-    for candidate in (path.with_name(path.name + ".yaml"), root / inner, root / f"{inner}.yaml"):
-        if path.name and not path.is_absolute() and candidate.is_file():
-            return candidate
-    if path.is_dir():
-        raise UserError(f'config "{path}" is a folder; name a YAML file')
+    if path.name and not path.is_absolute():
+        for candidate in (path.with_name(path.name + ".yaml"), root / inner, root / f"{inner}.yaml"):
+            if candidate.is_file():
+                return candidate
+    if kind := "folder" if path.is_dir() else special(path):
+        raise UserError(f'config "{path}" is a {kind}; name a YAML file')
     here = [str(file) for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     known = [str(file.relative_to(root).with_suffix("")) for file in shipped_configs()]
     if inside := [name for name in known if name.endswith(f"/{path}")]:

@@ -13,7 +13,17 @@ import pytest
 import yaml
 
 from diffrl import __version__
-from diffrl.config import Config, check_model, door, dump, load_config, read_parameters, schema
+from diffrl.config import (
+    Config,
+    check_model,
+    door,
+    dump,
+    find_config,
+    load_config,
+    make_config,
+    read_parameters,
+    schema,
+)
 from diffrl.config.help import help_config
 from diffrl.config.schema import walk
 from diffrl.errors import UserError
@@ -216,6 +226,18 @@ def test_unreadable_files():
         load_config("ko.yaml")
     with pytest.raises(UserError, match=r'config "models" is a folder; name a YAML file'):
         load_config("models")
+    os.mkfifo("pipe")  # what `<(...)` of a shell is
+    for read in (load_config, make_config, find_config):
+        for name, expected in (
+            ("", r'"\." is a folder; name a YAML file'),
+            ("/", '"/" is a folder'),
+            ("pipe", '"pipe" is a FIFO; name a YAML file'),
+            ("/dev/null", '"/dev/null" is a device; name a YAML file'),
+            ("a" * 5000, '"a{60}": cannot be read: File name too long'),
+            ("a\0", "cannot be read: "),
+        ):
+            with pytest.raises(UserError, match=f"^config .*{expected}"):
+                read(name)
     Path("latin.yaml").write_bytes(b"seed: 1\n# \xe9\n")
     with pytest.raises(UserError, match=r"latin\.yaml:2: not UTF-8 text"):
         load_config("latin.yaml")
