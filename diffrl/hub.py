@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from diffrl.errors import UserError, in_one_line
 
 NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)  # a few old names have no owner
+RULES = 'A to Z, digits, "_", and inside also single "-" and "."; no ".git" at the end'
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _commits: dict[str, str] = {}
@@ -84,6 +85,17 @@ def pinned(name: str, kind: str = "model") -> tuple[str, dict[str, Any]]:
     return repository, {"revision": commit}
 
 
+def not_name(text: str, form: str = "OWNER/NAME") -> str:
+    """What to write instead of `text`, which is to be `form`, with [@REVISION] in it or not; "" where the hub takes it.
+
+    By the hub's own rules, without asking it.
+    """
+    match = NAME.fullmatch(text)
+    if match is not None and "/" in match[1] and _is_valid(match[1]) and ("@" in form or match[2] is None):
+        return ""
+    return f"write {form}{f' ({RULES})' if text.partition('@')[0].count('/') == 1 else ''}"
+
+
 def plain(value: Any) -> Any:
     """Without its revision, where this is a name of the hub with one; the commit is compared beside it."""
     match = isinstance(value, str) and "@" in value and re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)@\w[\w./-]*", value)
@@ -117,11 +129,10 @@ def _is_valid(repository: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
+    with contextlib.suppress(HFValidationError):
         validate_repo_id(repository)
-    except HFValidationError:
-        return False
-    return True
+        return True
+    return False
 
 
 @functools.cache

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.hub import hub_failure, hub_file, pinned
+from diffrl.hub import hub_failure, hub_file, not_name, pinned
 from diffrl.plugins import here
 from diffrl.worlds import world_of, worlds
 
 OTHERS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga", "milora")  # peft's other starts
 NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
-HUB = re.compile(r"([\w-][\w.-]*/[\w.-]+(?:@\w[\w./-]*)?)(?::(.+))?", re.ASCII)
 
 
 def find_lora(name: str | Path) -> Path | tuple[str, str | None]:
@@ -39,9 +37,10 @@ def find_lora(name: str | Path) -> Path | tuple[str, str | None]:
     if path.is_dir():
         inner = path / "lora" if (path / "lora").is_dir() and not any(path.glob("*.safetensors")) else path
         return inner / _only(sorted(file.name for file in inner.glob("*.safetensors")), f'folder "{inner}"')
-    hub = HUB.fullmatch(name)
-    if hub and world_of(name) is None and not Path(hub[1].partition("@")[0]).parent.is_dir():
-        return hub[1], hub[2]
+    repository, colon, file = name.partition(":")
+    of_hub = not not_name(repository, "OWNER/NAME[@REVISION]") and bool(file) == bool(colon)
+    if of_hub and world_of(name) is None and not Path(repository.partition("@")[0]).parent.is_dir():
+        return repository, file or None
     there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and len(path.parts) > 1 else []
     hint = nearest(name, loras) if world_of(name) or not there else nearest(path.name, there)
     raise UserError(f'no LoRA "{name}"; give a file, a folder, a run, or OWNER/NAME[@REVISION][:FILE]{hint}')

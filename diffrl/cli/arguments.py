@@ -285,10 +285,10 @@ def need(command: str, extra: str, *modules: str) -> None:
 
 def check_push(name: str) -> None:
     """UserError where --push names no model of the hub, or the hub cannot be reached."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UserError(f'--push: "{name}": write OWNER/NAME')
-    from diffrl.hub import hub_failure
+    from diffrl.hub import hub_failure, not_name
 
+    if wrong := not_name(name):
+        raise UserError(f'--push: "{name}": {wrong}')
     if failure := hub_failure():
         raise UserError(f"--push: {failure}; without --push the folder is written all the same")
 

@@ -114,6 +114,7 @@ def world_size() -> int:
 
 def check_model(model: str) -> None:
     """Raise UserError if `model` looks like a folder and is none in diffusers' format. Hub ids are left to the hub."""
+    from diffrl.hub import not_name
     from diffrl.single_file import split
 
     if (single := split(model)) is not None:
@@ -130,8 +131,7 @@ def check_model(model: str) -> None:
                 f'"{model}" is a folder without model_index.json, so not a model in diffusers\' format{run}'
             )
         return
-    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", model, re.ASCII) and not model.startswith(".")
-    if hub_id and not path.parent.is_dir():
+    if not not_name(model, "OWNER/NAME[@REVISION]") and not path.parent.is_dir():
         return
     if len(path.parts) > 1:
         folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []

@@ -208,8 +208,12 @@ class Checkpoint(Section):
     )
 
     def check(self, config: Any) -> None:
-        if self.push is not None and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*|[a-z0-9+.-]+://.+/.+", self.push):
-            raise Problem("checkpoint.push", f'"{self.push}": write OWNER/NAME, or an address such as s3://BUCKET/NAME')
+        from diffrl.hub import not_name
+
+        if self.push is None or re.fullmatch(r"(?!https?:)[a-z0-9+.-]+://.+/.+", self.push):
+            return
+        if wrong := not_name(self.push):
+            raise Problem("checkpoint.push", f'"{self.push}": {wrong}, or an address such as s3://BUCKET/NAME')
 
 
 class Tracking(Section):

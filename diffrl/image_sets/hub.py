@@ -6,14 +6,20 @@ a pattern, such as data/train-*: a data set may be larger than a disk.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.hub import hub_failure, pinned
+from diffrl.hub import hub_failure, not_name, pinned
 
 FORM = "hub:OWNER/NAME[@REVISION][:FILES], such as hub:OWNER/NAME:data/train-*"
-NAME = re.compile(r"hub:(\w[\w.-]*/\w[\w.-]*(?:@\w[\w./-]*)?)(?::([^:]+))?")
+
+
+def parts(source: str) -> tuple[str, str | None]:
+    """The data set, with its revision, and FILES, where a source has some; UserError for another form."""
+    name, *files = source.removeprefix("hub:").split(":")
+    if (wrong := not_name(name, FORM)) or len(files) > 1 or not all(files):
+        raise UserError(f'"{source}": {wrong or f"write {FORM}"}')
+    return name, files[0] if files else None
 
 
 def fetched(source: str, fetch: bool = True) -> tuple[Path, list[Path]]:
@@ -28,9 +34,7 @@ def fetched(source: str, fetch: bool = True) -> tuple[Path, list[Path]]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    if (match := NAME.fullmatch(source)) is None:
-        raise UserError(f'"{source}": write {FORM}')
-    name, files = match.groups()
+    name, files = parts(source)
     failure = hub_failure() if fetch else "it is not fetched yet"
     try:
         name, at = pinned(name, "dataset")

@@ -14,7 +14,7 @@ from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.image_sets import FORM, PREFIX
-from diffrl.image_sets.hub import NAME, fetched
+from diffrl.image_sets.hub import fetched, parts
 from diffrl.image_sets.layouts import Group, Picture, group_of, single_of
 
 SCORED = "rewards.jsonl"  # what `diffrl rewards score` writes beside pictures
@@ -63,11 +63,10 @@ def is_here(source: str) -> bool:
     """Whether the set is on this machine; UserError for a hub's name that is none."""
     if not source.startswith(PREFIX):
         return Path(os.path.expanduser(source)).exists()
+    parts(source)
     try:
         return bool(fetched(source, fetch=False))
     except UserError:
-        if NAME.fullmatch(source) is None:
-            raise
         return False
 
 

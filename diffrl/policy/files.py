@@ -68,12 +68,12 @@ def _find(model: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"model: {folder} is a file, expected a folder in diffusers' format, .safetensors or .gguf")
     if model in worlds():
         raise UserError(f'model: the {model}\'s weights are missing, no folder "{folder}"')
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+    from diffrl.hub import hub_failure, not_name, pinned
+
+    if not_name(model, "OWNER/NAME[@REVISION]"):
         hint = nearest(model, worlds()) if "/" not in model else ""
         known = ", ".join(worlds())
         raise UserError(f'model: no folder "{model}"; give {known}, a folder, or a hub id OWNER/NAME[@REVISION]{hint}')
-    from diffrl.hub import hub_failure, pinned
-
     failure = hub_failure()
     try:
         source, at = pinned(model)

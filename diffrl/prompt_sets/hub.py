@@ -11,13 +11,13 @@ import importlib.util
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, nearest
+from diffrl.hub import not_name
 from diffrl.store import cache_folder
 
 PREFIX = "hub:"
@@ -46,8 +46,9 @@ class HubSource:
 def parse(source: str) -> HubSource:
     """The parts of a source; UserError for another form, and where the library is missing and nothing is kept."""
     name, *rest = source.removeprefix(PREFIX).split(":")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", name) or len(rest) > 2 or not all(rest):
-        raise UserError(f'prompts "{source}": write {FORM}, for example hub:OWNER/NAME:test:prompt')
+    example = f"{FORM}, for example hub:OWNER/NAME:test:prompt"
+    if (wrong := not_name(name, example)) or len(rest) > 2 or not all(rest):
+        raise UserError(f'prompts "{source}": {wrong or f"write {example}"}')
     hub = HubSource(name, *rest)
     if not hub.file.is_file() and importlib.util.find_spec("datasets") is None:
         raise UserError(f'prompts "{source}" needs the library datasets: pip install "diffrl[hub]"')

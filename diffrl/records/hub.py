@@ -7,7 +7,6 @@ copies, or links to files that are never rewritten, so that the training neither
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,13 +16,12 @@ from pathlib import Path
 from huggingface_hub import HfApi, get_token, snapshot_download
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.hub import hub_failure
+from diffrl.hub import hub_failure, not_name
 from diffrl.records import checkpoint
 from diffrl.store import current, is_address, send
 from diffrl.store import fetch as fetch_stored
 
 PREFIX = "hub:"
-NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FIXED = ("lora", "healthy", "samples")  # folders whose files are replaced, never written into
 FILES = ("config.yaml", "metrics.jsonl", "held_out.jsonl", "history.jsonl", "environment.json", "report.html")
 STAGE = ".push"
@@ -128,8 +126,8 @@ def fetch(resume: str, run_dir: str | None = None) -> Path:
         UserError: the name has another form, the hub does not give it, it is no run, or the folder is not empty.
     """
     repository, stored = resume.removeprefix(PREFIX), is_address(resume) and not resume.startswith(PREFIX)
-    if not stored and not NAME.fullmatch(repository):
-        raise UserError(f'--resume: "{resume}": write {PREFIX}OWNER/NAME')
+    if not stored and (wrong := not_name(repository, f"{PREFIX}OWNER/NAME")):
+        raise UserError(f'--resume: "{resume}": {wrong}')
     folder = Path(run_dir or f"runs/{repository.rpartition('/')[2]}")
     if os.environ.get("RANK", "0") != "0":
         return folder

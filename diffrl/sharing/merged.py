@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.hub import not_name, plain
 from diffrl.records.disk import DiskError, nearest_folder, special, writing
 from diffrl.version import __version__
 
@@ -346,8 +347,8 @@ def _sync(file: Path) -> None:
 
 def _card(model: str, index: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """A short README for the hub."""
-    hub = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(@.*)?", model)
-    base = f"base_model: {hub[1]}\nbase_model_relation: finetune\n" if hub and not Path(model).exists() else ""
+    of_hub = not not_name(model, "OWNER/NAME[@REVISION]") and not Path(model).exists()
+    base = f"base_model: {plain(model)}\nbase_model_relation: finetune\n" if of_hub else ""
     merged = "".join(f"- {Path(one['lora']).name} at strength {one['strength']:g}\n" for one in record["loras"])
     return (
         f"---\nlibrary_name: diffusers\npipeline_tag: text-to-image\n{base}tags:\n- diffrl\n---\n\n"

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from diffrl.config import Config, dump, load_config
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, in_one_line
+from diffrl.hub import not_name
 from diffrl.lora_files import lora_file
 from diffrl.policy import Policy, find_model
 from diffrl.prompts import Prompt, load_prompts
@@ -161,16 +162,13 @@ def push(folder: str | Path, repository: str, message: str = "A LoRA trained wit
         ConnectionError: the hub could not be reached, or refused; the folder is complete all the same.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
 
-    if repository.count("/") != 1:
-        raise UserError(f'--push: "{repository}": write OWNER/NAME')
+    if wrong := not_name(repository):
+        raise UserError(f'--push: "{repository}": {wrong}')
     try:
         api = HfApi()
         address = api.create_repo(repository, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
-    except HFValidationError as error:
-        raise UserError(f"--push: {error}") from error
     except Exception as error:  # the hub's, the network's, the disk's: each library has its own
         reason = in_one_line(error, most=200)
         raise ConnectionError(f"--push: {repository} could not be sent: {reason}; {folder} is complete") from error

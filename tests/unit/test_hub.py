@@ -15,11 +15,16 @@ from hub import Hub, serving
 from huggingface_hub import HfApi, constants
 from safetensors.torch import load_file
 
-from diffrl.config import load_config
+from diffrl.cli.arguments import check_push
+from diffrl.config import check_model, load_config
 from diffrl.errors import UserError
 from diffrl.hub import hub_file
+from diffrl.image_sets.hub import parts as set_of_hub
+from diffrl.lora_files import find_lora
+from diffrl.prompt_sets.hub import parse as prompts_of_hub
 from diffrl.records import checkpoint, hub
 from diffrl.records.hub import Pusher, fetch
+from diffrl.sharing.publish import push as send_folder
 
 
 @pytest.fixture
@@ -90,6 +95,25 @@ def test_what_cannot_be_fetched_is_said_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     with pytest.raises(UserError, match=r'checkpoint.push: "mine": write OWNER/NAME'):
         load_config(config_file("bad", checkpoint={"push": "mine"}))
+    with pytest.raises(UserError, match=r'"https://huggingface.co/me/run": write OWNER/NAME, or an address'):
+        load_config(config_file("bad", checkpoint={"push": "https://huggingface.co/me/run"}))
+
+
+@pytest.mark.parametrize("name", ["ü/b", "a--b/c", "a/b..c", "-a/b", "a/b-", ".a/b", "a/b.git", f"a/{'b' * 97}"])
+def test_no_door_takes_a_name_that_the_hub_refuses(name: str, config_file: Any, capsys: pytest.CaptureFixture) -> None:
+    """Each asks one function, before anything is trained, measured or sent."""
+    with pytest.raises(UserError, match=r"checkpoint\.push: .*write OWNER/NAME \(A to Z.*\), or an address"):
+        load_config(config_file("bad", checkpoint={"push": name}))
+    for read in (fetch, prompts_of_hub, set_of_hub):
+        with pytest.raises(UserError, match=r"write hub:OWNER/NAME.* \(A to Z"):
+            read(f"hub:{name}")
+    for refuse in (check_push, lambda name: send_folder("nowhere", name)):
+        with pytest.raises(UserError, match=r"^--push: .*write OWNER/NAME \(A to Z"):
+            refuse(name)
+    with pytest.raises(UserError, match="no folder"):
+        check_model(name)
+    with pytest.raises(UserError, match="no LoRA"):
+        find_lora(name)
 
 
 def command(server: Hub, home: Path, *words: str, verb: str = "train") -> subprocess.CompletedProcess[str]:
