@@ -36,9 +36,46 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "command": "diffrl.commands",
 }
 Packages = Mapping[str, Mapping[str, EntryPoint]]
-# Held while models are made. Diffusers, transformers and accelerate replace functions of torch meanwhile; two threads
-# that do so at once leave them replaced, and no model of the process can be loaded any more.
-LOADING = threading.RLock()
+
+
+class _Loading:
+    """Held by the thread that makes a model, and again by its own calls.
+
+    Diffusers, transformers and accelerate replace functions of torch meanwhile; two threads that do so at once leave
+    them replaced, and no model of the process can be loaded any more.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: self._owner in (None, me))
+            self._owner, self._depth = me, self._depth + 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            if self._owner == threading.get_ident():  # unless it was taken away
+                self._depth -= 1
+                self._release()
+
+    def take_from(self, thread: threading.Thread) -> None:
+        """A thread that hangs keeps no other from loading."""
+        with self._changed:
+            if self._owner == thread.ident:
+                self._depth = 0
+                self._release()
+
+    def _release(self) -> None:
+        if self._depth == 0:
+            self._owner = None
+            self._changed.notify_all()
+
+
+LOADING = _Loading()
 
 
 def installed(kind: str) -> Mapping[str, EntryPoint]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
+from diffrl.plugins import LOADING
+
 Result = TypeVar("Result")
 LOOK = 0.1  # seconds between two looks at whether to go on waiting
 
@@ -29,7 +31,7 @@ def call(
     the network's forward and backward pass took 48 ms beside such a thread, 31 ms without, 51 ms on one core.
 
     Raises TooLong after `limit` seconds, and what `check`, asked all the while, raises. In both cases the thread is
-    left behind with the work; hung, it cannot keep the process alive.
+    left behind with the work; hung, it cannot keep the process alive, nor others from loading models.
     """
     future: Future[Result] = Future()
 
@@ -43,9 +45,13 @@ def call(
     thread = threading.Thread(target=run, daemon=True, name="diffrl-reward-call")
     thread.start()
     end = None if limit is None else time.monotonic() + limit
-    while not wait([future], LOOK if end is None else max(min(LOOK, end - time.monotonic()), 0.0)).done:
-        if end is not None and time.monotonic() >= end:
-            raise TooLong
-        check()
+    try:
+        while not wait([future], LOOK if end is None else max(min(LOOK, end - time.monotonic()), 0.0)).done:
+            if end is not None and time.monotonic() >= end:
+                raise TooLong
+            check()
+    except BaseException:
+        LOADING.take_from(thread)
+        raise
     thread.join()
     return future

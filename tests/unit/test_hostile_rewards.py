@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -308,22 +307,34 @@ def test_growth_is_counted_by_reward() -> None:
 
 
 def test_doctor_survives_a_constructor_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does whatever loads a reward or a model afterwards."""
     from diffrl.cli import doctor
     from diffrl.rewards import registry
+
+    woken = threading.Event()
 
     class Hangs:
         name = "hangs"
 
         def __init__(self) -> None:
-            time.sleep(30)
+            woken.wait()
 
         def __call__(self, images, prompts, metadata): ...
 
+    class Later(Plain):
+        def __init__(self) -> None:
+            pass
+
     monkeypatch.setattr(doctor, "PATIENCE", 0.2)
-    monkeypatch.setattr(registry, "available", lambda: {"hangs": None})
-    monkeypatch.setattr(registry, "load_class", lambda name: Hangs)
+    monkeypatch.setattr(registry, "available", lambda: {"hangs": None, "later": None})
+    monkeypatch.setattr(registry, "load_class", {"hangs": Hangs, "later": Later}.__getitem__)
     found = list(doctor.rewards())
-    assert found == [("warn", "reward hangs", "TimeoutError: its constructor did not come back within 0.2 s")]
+    assert found == [
+        ("warn", "reward hangs", "TimeoutError: its constructor did not come back within 0.2 s"),
+        ("ok", "reward later", "loads"),
+    ]
+    woken.set()
+    assert isinstance(registry.load_reward("later"), Later)
 
 
 def test_scores_that_hardly_differ_are_said_once() -> None:
