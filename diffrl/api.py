@@ -11,20 +11,18 @@ The command line calls the same functions, so checks and errors are the same: `U
 from __future__ import annotations
 
 import html
-import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.config import Config, check_model, check_plugin, dump, load_config, make_config
-from diffrl.errors import UserError
+from diffrl.config import Config, check_model, check_plugin, dump, load_config
+from diffrl.errors import UserError, nearest
 from diffrl.lora_files import find_lora
-from diffrl.prompts import PromptLike, given_prompts
+from diffrl.prepare import Base, Rewards, entries, prepare
+from diffrl.prompts import PromptLike
+from diffrl.records.disk import check_writable, special
 from diffrl.resources import file_of_run
-from diffrl.rewards import local
 from diffrl.run.peers import joined
 from diffrl.switches import as_torch_starts
 
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from diffrl.model import Model, load
 
 __all__ = ["Config", "Model", "Run", "evaluate", "load", "load_config", "prepare", "save_config", "train"]
-
-Base = str | Path | Config | Mapping[str, Any]
-Rewards = Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | str
 
 save_config = dump
 
@@ -64,7 +59,8 @@ def train(
     Under `accelerate launch script.py` every process calls it, and only the first one writes.
 
     Args:
-        config: a YAML file, a shipped recipe ("playground/demo"), a `Config`, or a table of sections and keys.
+        config: a YAML file, a shipped recipe ("playground/demo"), a `Config`, or a table of sections and keys, whose
+            rewards may be callables and whose prompts lists, as below.
         overrides: texts "section.key=value", as on the command line.
         rewards: what is optimised instead of the config's rewards: names and callables, in a list or as {name: ...}.
             A value is a callable, a plugin's name, or a table such as {"plugin": redness, "weight": 2.0}. A callable
@@ -94,131 +90,6 @@ def train(
     with parted_at_exit():
         run_training(checked, resume=folder, dry_run=dry_run, override=override, peers=peers)
     return Run(checked.run_dir)
-
-
-def prepare(
-    config: Base | None,
-    overrides: Sequence[str] = (),
-    *,
-    rewards: Rewards | None = None,
-    watch: Rewards | None = None,
-    resume: str | Path | None = None,
-    values: Mapping[str, Any] | None = None,
-    outside: str = "argument",
-) -> tuple[Config, Path | None]:
-    """The checked config of a training, and the folder of the run that it continues (see `train`).
-
-    `outside`: what messages call the place of overrides and values.
-    """
-    changes = dict(values or {})
-    for name, given in (("rewards", rewards), ("watch", watch)):
-        if given is not None:
-            changes[name] = _entries(given, name)
-    if str(resume) == "auto" and config is None:
-        raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
-    stored: Path | None = None
-    if "torch" in sys.modules:  # where there are other processes they have met, so that it is here
-        from diffrl.run.hand_on import agree
-
-        agree(None if resume is None else str(resume))
-    from diffrl.store import is_address
-
-    if str(resume).startswith("hub:") or is_address(str(resume)):
-        from diffrl.records.hub import fetch
-
-        given = dict(word.split("=", 1) for word in overrides if word.startswith("run_dir=")) | changes
-        own = None if config is None else _made(config, overrides, changes, outside).run_dir
-        resume = fetch(str(resume), given.get("run_dir", own))
-    if resume is not None and str(resume) != "auto":
-        _hand_on(Path(resume))
-        stored = file_of_run(Path(resume), "config.yaml", "--resume")
-    source = stored if config is None else config
-    if source is None:
-        raise UserError("train: no CONFIG; name a YAML file or a shipped config such as playground/nft")
-    checked = _made(source, overrides, changes, outside)
-    folder = Path(checked.run_dir) if str(resume) == "auto" else None if resume is None else Path(resume)
-    if is_address(str(checked.checkpoint.push)):
-        from diffrl.records.hub import from_store
-
-        from_store(checked.checkpoint.push, Path(checked.run_dir), folder)
-    if str(resume) == "auto":
-        _hand_on(Path(checked.run_dir))
-    if folder is None or not (folder / "config.yaml").is_file():
-        return checked, None
-    return checked.model_copy(update={"run_dir": str(folder)}), folder
-
-
-def _hand_on(folder: Path) -> None:
-    """See `diffrl.run.hand_on`."""
-    if "torch" in sys.modules:
-        from diffrl.run.hand_on import hand_on
-
-        hand_on(folder)
-
-
-def _made(source: Base, overrides: Sequence[str], changes: dict[str, Any], outside: str) -> Config:
-    """The config, with lists of prompts written into the run's folder."""
-    given = changes.get("prompts")
-    lists = {k: v for k, v in given.items() if isinstance(v, list | tuple)} if isinstance(given, Mapping) else {}
-    if not isinstance(given, Mapping) and isinstance(given, list | tuple):
-        raise UserError('prompts: write prompts={"train": [...], "test": [...]}: what is trained on is not held out')
-    if not lists:
-        return make_config(source, overrides, changes, outside=outside)
-    rest = {k: v for k, v in given.items() if k not in lists} if isinstance(given, Mapping) else {}
-
-    def config_with(folder: Path) -> Config:
-        written = {name: str(_write_prompts(texts, folder / f"{name}.jsonl")) for name, texts in lists.items()}
-        return make_config(source, overrides, changes | {"prompts": rest | written}, outside=outside)
-
-    with tempfile.TemporaryDirectory() as there:  # all of it is checked before the run's folder has anything
-        run_dir = config_with(Path(there)).run_dir
-    return config_with(Path(run_dir) / "prompts")
-
-
-def _write_prompts(texts: Sequence[PromptLike], file: Path) -> Path:
-    lines = (json.dumps({"prompt": p.text, **p.metadata}, ensure_ascii=False) for p in given_prompts(texts))
-    text = "\n".join(lines) + "\n"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.stem}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
-    return file
-
-
-def _entries(given: Rewards, table: str) -> dict[str, Any]:
-    """{name: entry of a config} of names and callables; callables become known to the registry."""
-    if isinstance(given, str) or (callable(given) and not isinstance(given, Mapping)):
-        given = [given]
-    if not isinstance(given, Mapping):
-        named = {}
-        for one in given:
-            name = one if isinstance(one, str) else _name_of(one)
-            if name in named:
-                raise UserError(f'{table}: "{name}" is given twice; name them: {table}={{"first": ..., "second": ...}}')
-            named[name] = one
-        given = named
-    return {str(name): _entry(str(name), value, f"{table}.{name}") for name, value in given.items()}
-
-
-def _entry(name: str, value: Any, where: str) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        entry = dict(value)
-        if callable(entry.get("plugin")):
-            entry["plugin"] = local.register(name, entry["plugin"])
-        return entry
-    if isinstance(value, str):
-        return {} if value == name else {"plugin": value}
-    if callable(value):
-        return {"plugin": local.register(name, value)}
-    raise UserError(f"{where}: expected a callable, a plugin's name or a table, got a {type(value).__name__}")
-
-
-def _name_of(thing: Any) -> str:
-    name = getattr(thing, "name", None)
-    name = name if isinstance(name, str) else getattr(thing, "__name__", type(thing).__name__)
-    if not name.replace("-", "_").isidentifier():
-        raise UserError(f'rewards: "{name}" is not a name for a reward; write {{"my_name": ...}}')
-    return name
 
 
 class Run:
@@ -289,7 +160,7 @@ class Run:
 
 @as_torch_starts()
 def evaluate(
-    model: str | Model | Run,
+    model: str | Path | Model | Run,
     rewards: Rewards,
     prompts: str | Sequence[PromptLike],
     *,
@@ -312,10 +183,17 @@ def evaluate(
         "mean" and "standard_error" (over prompts) of each reward, "diversity", "parts" of rewards with a breakdown, and
         every image's "scores". Printed, it is a small table.
     """
-    from diffrl.model import Model, load, prompts_of
+    from diffrl.drawing import Drawing
+    from diffrl.drawing import evaluate as score
+    from diffrl.model import Model, load, name_of, prompts_of
+    from diffrl.rewards.building import Entry
 
-    entries = _entries(rewards, "rewards")
-    plugins = {name: entry.pop("plugin", name) for name, entry in entries.items()}
+    known = {*inspect.signature(Drawing).parameters, *inspect.signature(score).parameters} - {"drawing"}
+    if unknown := [name for name in drawing if name not in known]:
+        raise UserError(f'evaluate: unknown argument "{unknown[0]}"{nearest(unknown[0], known)}')
+    target = None if out is None else _free_file(Path(out))
+    wanted = entries(rewards, "rewards")
+    plugins = {name: entry.pop("plugin", name) for name, entry in wanted.items()}
     for name, plugin in plugins.items():
         try:
             check_plugin(plugin)
@@ -324,17 +202,24 @@ def evaluate(
     if isinstance(model, Run):
         model = load(model)
     if isinstance(model, Model):
+        if fixed := [name for name in ("lora", "merge", "resolution", "family") if name in drawing]:
+            raise UserError(f"{fixed[0]}: the model is loaded already; give it to diffrl.load")
         named = {name: getattr(model, name) for name in ("lora", "resolution", "merge", "policy")}
         named["model"] = model.name
     else:
+        model = name_of(model)
         check_model(model)
         if drawing.get("lora") is not None:
             find_lora(drawing["lora"])
             drawing["lora"] = str(drawing["lora"])
         named = {"model": model}
-    from diffrl.drawing import evaluate as score
-    from diffrl.rewards.building import Entry
+    judges = {name: Entry(plugin, wanted[name]) for name, plugin in plugins.items()}
+    return score(rewards=judges, prompts=prompts_of(prompts), per_prompt=per_prompt, out=target, **named | drawing)
 
-    wanted = {name: Entry(plugin, entries[name]) for name, plugin in plugins.items()}
-    target = None if out is None else Path(out)
-    return score(rewards=wanted, prompts=prompts_of(prompts), per_prompt=per_prompt, out=target, **named | drawing)
+
+def _free_file(file: Path) -> Path:
+    """UserError before the work begins, where a file cannot be written."""
+    if kind := "folder" if file.is_dir() else special(file):
+        raise UserError(f'out: "{file}" is a {kind}; name a file')
+    check_writable(file.parent, "out")
+    return file

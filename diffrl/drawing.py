@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,12 @@ class Drawing:
             value = getattr(self, key)
             if value is not None and (not isinstance(value, Integral) or value < least):
                 raise UserError(f"{key}: expected a whole number of {least} or more, got {value!r}")
+        sides = self.resolution if isinstance(self.resolution, list | tuple) else (self.resolution,) * 2
+        if self.resolution is not None and (len(sides) != 2 or not all(isinstance(side, Integral) for side in sides)):
+            raise UserError(f"resolution: expected pixels, or (width, height), got {self.resolution!r}")
+        for key, value in vars(self).items():  # NumPy's numbers, from a loop over an array
+            if isinstance(value, Real) and not isinstance(value, bool):
+                object.__setattr__(self, key, int(value) if isinstance(value, Integral) else float(value))
         for key, value in recorded(vars(self)).items():
             object.__setattr__(self, key, value)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.config import check_model, load_config
+from diffrl.errors import UserError
 from diffrl.lora_files import as_list, find_lora, weighted
 from diffrl.prompts import HUB, Prompt, PromptLike, check_source
 from diffrl.resources import file_of_run
@@ -24,12 +25,21 @@ def prompts_of(given: str | Path | PromptLike | Sequence[PromptLike]) -> str | S
     if isinstance(given, Path):
         given = str(given)
     if not isinstance(given, str):
-        return [given] if isinstance(given, Mapping | Prompt) else given
+        if isinstance(given, Mapping | Prompt):
+            return [given]
+        return list(given) if isinstance(given, Iterable) else given
     named = given.startswith(HUB) or given.endswith((".txt", ".jsonl"))
     if not named and ("/" not in given or any(sign.isspace() for sign in given)):
         return [given]
     check_source(given)
     return given
+
+
+def name_of(model: object) -> str:
+    """A model's name or folder as text."""
+    if not isinstance(model, str | Path):
+        raise UserError(f"model: expected a name, a folder or a run, got a {type(model).__name__}")
+    return str(model)
 
 
 class Model:
@@ -127,8 +137,8 @@ def load(
     Raises:
         UserError: there is no such model, run or LoRA, or they do not fit.
     """
-    folder = Path(getattr(model, "folder", model))
-    if folder is getattr(model, "folder", None) or (folder / "metrics.jsonl").is_file():
+    folder = Path(name_of(getattr(model, "folder", model)))
+    if hasattr(model, "folder") or (folder / "metrics.jsonl").is_file():
         config = load_config(file_of_run(folder, "config.yaml", "load"))
         if lora is None:
             lora = file_of_run(folder / "lora", "pytorch_lora_weights.safetensors", "load").parent

@@ -282,7 +282,8 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
         loading()
     import psutil
 
-    from diffrl.api import Config, prepare
+    from diffrl.config import Config
+    from diffrl.prepare import prepare
 
     config: Config | None = None
 

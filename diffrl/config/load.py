@@ -124,7 +124,7 @@ def find_config(path: str | Path) -> Path:
     """The file of this path or shipped name; raises UserError with the nearest one."""
     try:
         return _found(Path(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         if isinstance(error, UserError):
             raise
         reason = getattr(error, "strerror", None) or error

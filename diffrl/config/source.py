@@ -81,6 +81,8 @@ class Source:
 
     def override(self, text: str) -> None:
         """Apply one `section.key=value`; the value is read as YAML."""
+        if not isinstance(text, str):
+            raise UserError(f'{self.outside}: expected text such as "rollout.groups=16", got a {type(text).__name__}')
         dotted, equals, raw = text.partition("=")
         shown = text if len(text) <= 80 else text[:77] + "..."
         path = tuple(dotted.strip().split("."))
@@ -134,9 +136,11 @@ class Source:
 
 
 def _plain(value: Any) -> Any:
-    """Paths as text, tables as dicts; the rest as it is."""
+    """Paths as text, tables as dicts, NumPy's and torch's numbers and arrays as Python's; the rest as it is."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if callable(to_list := getattr(value, "tolist", None)):
+        return to_list()
     return {str(key): _plain(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -78,7 +78,7 @@ def cluster(config_file: Any, tiny_model: Path, tmp_path: Path) -> Callable[...,
 
 
 def killed() -> None:
-    signal_at("diffrl.api:prepare", 1)
+    signal_at("diffrl.prepare:prepare", 1)
 
 
 def killed_before() -> None:
@@ -92,7 +92,7 @@ def killed_before() -> None:
 
 
 def terminated() -> None:
-    signal_at("diffrl.api:prepare", 1, signal.SIGTERM)
+    signal_at("diffrl.prepare:prepare", 1, signal.SIGTERM)
 
 
 def no_package() -> None:
@@ -112,9 +112,9 @@ def full_disk() -> None:
     def fail(*given: object, **more: object) -> None:
         raise OSError(28, "No space left on device", "/cache")
 
-    import diffrl.api
+    import diffrl.prepare
 
-    diffrl.api.make_config = fail  # type: ignore[assignment]
+    diffrl.prepare.make_config = fail  # type: ignore[assignment]
 
 
 NO_STORE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}

@@ -67,7 +67,7 @@ class Reading:
             self.act()
 
 
-START, MODEL, EPOCH = "diffrl.api:prepare", "diffrl.run.setup:load_policy", "diffrl.run.run:Run.begin_epoch"
+START, MODEL, EPOCH = "diffrl.prepare:prepare", "diffrl.run.setup:load_policy", "diffrl.run.run:Run.begin_epoch"
 FULL = OSError(28, "No space left on device", "/cache")
 BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -99,7 +99,7 @@ HAPPENING: dict[str, Callable[[], object]] = {
     "FSDP on this node alone": fsdp,
     "killed while it starts": lambda: at(START, sends(signal.SIGKILL)),
     "SIGTERM while it starts": lambda: at(START, sends(signal.SIGTERM)),
-    "disk full while the config is made": lambda: at("diffrl.api:make_config", fails(FULL)),
+    "disk full while the config is made": lambda: at("diffrl.prepare:make_config", fails(FULL)),
     "no such config": lambda: words.__setitem__(0, "nowhere.yaml"),
     "an unknown key": lambda: words.append("optimise.learnig_rate=1"),
     "no prompts file": lambda: Path("prompts.txt").unlink(),

@@ -10,8 +10,9 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,6 +22,8 @@ from diffrl.api import prepare
 from diffrl.cli.main import main
 from diffrl.config import check_plugin
 from diffrl.drawing import Drawing
+from diffrl.model import Model
+from diffrl.prompts import load_prompts
 from diffrl.rewards import load_reward, local
 from diffrl.rewards.objects import of_object
 from diffrl.rewards.registry import declares, takes
@@ -206,6 +209,11 @@ def test_what_is_no_reward_is_refused(thing, message) -> None:
         (["playground/demo"], {"prompts": ["a", "b"]}, "what is trained on is not held out"),
         (["playground/demo"], {"prompts": {"train": ["a", "a"], "test": ["b"]}}, 'prompts[1]: "a" comes twice'),
         ([], {}, "train: no CONFIG"),
+        ([3], {}, 'config "3": cannot be read'),
+        (["playground/demo", ["epochs=3"]], {}, 'argument: expected text such as "rollout.groups=16", got a list'),
+        (["playground/demo"], {"rewards": 3}, "rewards: expected names and callables, got a int"),
+        (["playground/demo"], {"prompts": {"train": {"a", "b"}, "test": ["c"]}}, "prompts.train: a Python set"),
+        ([{"prompts": ["a", "b"]}], {}, "what is trained on is not held out"),
     ],
 )
 def test_bad_input_is_one_line(arguments, values, message, tmp_path, monkeypatch) -> None:
@@ -214,6 +222,48 @@ def test_bad_input_is_one_line(arguments, values, message, tmp_path, monkeypatch
     with pytest.raises(diffrl.UserError) as error:
         prepare(arguments[0] if arguments else None, arguments[1:], rewards=values.pop("rewards", None), values=values)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_program_s_own_values_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of NumPy and torch, texts of an iterator or an array, and a whole table with prompts and callables."""
+    monkeypatch.chdir(tmp_path)
+    prompts = {"train": (text for text in ("a", "b")), "test": np.array(["c", "d"])}
+    table = {"model": "playground", "prompts": prompts, "rewards": {"redness": redness}, "seed": np.int64(3)}
+    table |= {"rollout": {"groups": 2, "group_size": np.int64(6)}, "optimise": {"batch_size": torch.tensor(12)}}
+    rate = {"learning_rate": np.float64(0.5)}
+    config, _ = prepare(table, ["run_dir=here"], values={"epochs": np.int32(2), "optimise": rate})
+    assert (config.seed, config.epochs, config.optimise.learning_rate, config.optimise.batch_size) == (3, 2, 0.5, 12)
+    assert all(type(value) is int for value in (config.seed, config.epochs, config.optimise.batch_size))
+    assert [prompt.text for prompt in load_prompts(config.prompts.train)] == ["a", "b"]
+    assert [prompt.text for prompt in load_prompts(config.prompts.test)] == ["c", "d"]
+    assert load_reward(config.rewards["redness"].plugin)(torch.ones(1, 3, 2, 2), ["a"], [{}]).tolist() == [1]
+    one, _ = prepare(table | {"prompts": PROMPTS}, ["prompts.train=here/prompts/train.jsonl", "run_dir=there"])
+    assert one.prompts.train == "here/prompts/train.jsonl", "what is written behind a table changes it"
+    drawing = Drawing("playground", ["red a"], seed=np.int64(3), steps=np.int32(2), guidance_scale=np.float32(2))
+    assert [type(value) for value in (drawing.seed, drawing.steps, drawing.guidance_scale)] == [int, int, float]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"step": 2}, 'evaluate: unknown argument "step" (nearest: "steps")'),
+        ({"out": "."}, 'out: "." is a folder; name a file'),
+        ({"out": "/dev/null"}, 'out: "/dev/null" is a device; name a file'),
+        ({"rewards": None}, "rewards: expected names and callables, got a NoneType"),
+        ({"model": 3}, "model: expected a name, a folder or a run, got a int"),
+        ({"model": Model("playground", cast(Any, None)), "lora": "x"}, "lora: the model is loaded already"),
+        ({"resolution": "32x32"}, "resolution: expected pixels, or (width, height), got '32x32'"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused_before_it_draws(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(diffrl.UserError) as error:
+        diffrl.evaluate(**{"model": "playground", "rewards": "jpeg", "prompts": ["red a"]} | words)
+    assert message in str(error.value)
+
+
+def test_a_run_that_is_not_there_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(diffrl.UserError, match="no folder"):
+        diffrl.load(diffrl.Run(tmp_path / "none"))
 
 
 def test_what_is_optimised_is_no_longer_watched() -> None:
