@@ -90,7 +90,7 @@ HOLDS = """
 import sys, time
 from pathlib import Path
 from diffrl.records.lock import FolderLock
-with FolderLock(Path(sys.argv[1])):
+with FolderLock(Path(sys.argv[1]), beat=0.2):  # seen sooner
     print("held", flush=True)
     time.sleep(60)
 """
