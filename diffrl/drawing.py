@@ -76,6 +76,8 @@ class Drawing:
         sides = self.resolution if isinstance(self.resolution, list | tuple) else (self.resolution,) * 2
         if self.resolution is not None and (len(sides) != 2 or not all(isinstance(side, Integral) for side in sides)):
             raise UserError(f"resolution: expected pixels, or (width, height), got {self.resolution!r}")
+        if isinstance(self.resolution, list | tuple):
+            object.__setattr__(self, "resolution", tuple(int(side) for side in self.resolution))
         for key, value in vars(self).items():  # NumPy's numbers, from a loop over an array
             if isinstance(value, Real) and not isinstance(value, bool):
                 object.__setattr__(self, key, int(value) if isinstance(value, Integral) else float(value))

@@ -240,6 +240,8 @@ def test_a_program_s_own_values_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     one, _ = prepare(table | {"prompts": PROMPTS}, ["prompts.train=here/prompts/train.jsonl", "run_dir=there"])
     assert one.prompts.train == "here/prompts/train.jsonl", "what is written behind a table changes it"
     drawing = Drawing("playground", ["red a"], seed=np.int64(3), steps=np.int32(2), guidance_scale=np.float32(2))
+    sides = Drawing("playground", ["red a"], resolution=(np.int64(32), 64)).resolution
+    assert sides == (32, 64) and all(type(side) is int for side in sides), "it is written as JSON after all is drawn"
     assert [type(value) for value in (drawing.seed, drawing.steps, drawing.guidance_scale)] == [int, int, float]
 
 
