@@ -1,7 +1,7 @@
 """Shipped recipes at their own shapes, with fewer prompts and free rewards: the parts `recipe/...`.
 
 Resolution, steps, guidance, batches, LoRA, precision and method are the recipe's; an epoch is one group of its prompts,
-in as many optimiser steps as its own. What a name has behind a + is one change to the recipe, measured beside it.
+in as many optimiser steps as its own. Each + of a name is a change to the recipe, which is measured beside it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ RECIPES |= {
     "recipe/sd35/nft_ocr+rollouts-of-24": NFT.change(40.0, "rollout.batch_size=24"),
     "recipe/sd35/nft_ocr+tf32": NFT.change(30.0, "engine.tf32=true"),
     "recipe/sd35/gardo_ocr+tf32": GARDO.change(30.0, "engine.tf32=true"),
+    "recipe/sd35/gardo_ocr+tf32+compiled": GARDO.change(150.0, "engine.tf32=true", "engine.compile=true"),
+    "recipe/qwen_image/grpo_ocr+no-checkpointing+compiled": QWEN.change(
+        150.0, "optimise.gradient_checkpointing=false", "engine.compile=true"
+    ),
 }
 LITTLE = {"rollout.batch_size": 2, "rollout.steps": 6, "optimise.micro_batch": 2}
 
