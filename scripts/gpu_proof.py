@@ -237,9 +237,12 @@ def prove(arguments: list[str] | None = None, before: float = 0.0) -> int:
     same = [counted, str(args.tiny), str(head["machine"].get("gpu")), *map(str, sorted(head["versions"].items()))]
     journal = Journal(out, head, digest_of(code, ROOT, same))
     shop.plain |= {n: p for n, p in journal.parts.items() if journal.done(n) and "images_per_gpu_second" in p}
-    left = 60 * args.minutes - before - (time.monotonic() - mark)
-    run_parts(parts, journal, left, say, {} if args.tiny else json.loads(TIMES.read_text())["networks"])
+    end = mark + 60 * args.minutes - before
+    networks = {} if args.tiny else json.loads(TIMES.read_text())["networks"]
+    rest = run_parts(parts, journal, end - time.monotonic(), say, networks, device_lost)
     journal.write()
+    if rest:
+        again(arguments or sys.argv[1:], rest, end - time.monotonic(), say)
     show(journal, parts, console)
     return verdict(journal, parts, say)
 
@@ -261,6 +264,24 @@ def commit() -> str | None:
     except OSError:
         return None
     return done.stdout.strip() or None
+
+
+def device_lost() -> bool:
+    """After an illegal access a process can do nothing on its device any more, not even free its memory."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def again(arguments: list[str], parts: list[str], left: float, say: Any) -> None:
+    """A new process in the place of this one, for these parts: the device's memory is free only then."""
+    say("the device is lost to this process: a new one goes on")
+    sys.stdout.flush()
+    words = [*arguments, "--minutes", f"{max(left, 1) / 60:.3f}", "--only", *parts]  # the last of an option counts
+    os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *words])
 
 
 def verdict(journal: Journal, parts: list[Part], say: Any) -> int:

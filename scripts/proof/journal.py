@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from diffrl.errors import UserError
 
 Tell = Callable[[dict[str, Any]], None]
 LONGEST = 600.0  # seconds that a part may take, whatever the time that is left
+FRAMES = 16  # of a failure, the innermost, into the JSON
 GRACE = 5.0  # seconds that stay for writing the JSON and the table
 
 
@@ -94,10 +96,16 @@ def run_parts(
     seconds: float,
     say: Callable[[str], None],
     networks: Mapping[str, float] | None = None,
-) -> None:
+    lost: Callable[[], bool] = lambda: False,
+) -> list[str]:
     """Run what is not done, each part within its time; those that were broken off or failed before come last.
 
-    `networks`: seconds that making each network takes, for a part that is the first on it.
+    Args:
+        networks: seconds that making each network takes, for a part that is the first on it.
+        lost: can this process use the device no more? It is asked after a part that failed.
+
+    Returns:
+        The parts that a new process has to run, since this one has lost the device.
     """
     end, held = time.monotonic() + seconds, ""
 
@@ -105,7 +113,8 @@ def run_parts(
         before = journal.parts.get(part.name, {})
         return before.get("digest") == journal.digest and before.get("status") in ("running", "failed")
 
-    for part in sorted(parts, key=troubled):
+    order = sorted(parts, key=troubled)
+    for number, part in enumerate(order):
         if journal.done(part.name):
             continue
         left = end - time.monotonic() - GRACE
@@ -118,6 +127,9 @@ def run_parts(
         held = part.network or held
         entry = journal.parts[part.name]
         say(f"  {entry['status']} in {entry['seconds']} s {entry.get('reason', '')}".rstrip())
+        if entry["status"] == "failed" and lost():
+            return [later.name for later in order[number + 1 :]]
+    return []
 
 
 def needs(part: Part, held: str, networks: Mapping[str, float], journal: Journal | None = None) -> float:
@@ -160,6 +172,8 @@ def _run(part: Part, journal: Journal, limit: float) -> None:
         entry = {"status": "part" if so_far else "skipped", **so_far, "reason": reason, "needs": LONGEST / 2}
     except Exception as error:  # a part that fails must not take the others' figures with it
         entry = {"status": "failed", **so_far, "reason": f"{type(error).__name__}: {str(error).strip()[:600]}"}
+        frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+        entry["at"] = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
     taken = time.monotonic() - started
     if entry["status"] in ("done", "refused"):
         entry["needs"] = round(taken, 1)

@@ -98,6 +98,8 @@ def measure(
                 line = run.loop.run_epoch(1 + i)
             lines.append(line | recorder.seconds)
         found |= _figures(run.config, lines)
+        if found["loss"] is None:
+            raise RuntimeError("the loss is not finite: figures of a training that trains nothing")
         if cuda:
             # To the KiB: a tiny model's peak is not 0.000, which nothing can be divided by.
             found["peak_gib"] = round((torch.cuda.max_memory_allocated() - beside) / GIB, 6)

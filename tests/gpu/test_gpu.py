@@ -72,6 +72,18 @@ def test_an_image_is_the_cpu_s(tiny_model: Path) -> None:
         torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3)
 
 
+def test_attention_has_finite_gradients_where_cudnns_has_not(tiny_model: Path) -> None:
+    """cuDNN 9.20 on Hopper: of very negative logits in rows of 128 n + 64 tokens under a mask it makes NaN."""
+    load_policy(str(tiny_model), device="cuda")
+    q, k, v = (torch.full((1, 1, 704, 64), 0.1, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    q[..., 0], k[..., 0] = 1.0, -960.0
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    mask = torch.ones(704, 704, dtype=torch.bool, device="cuda")[None, None]
+    torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
+    assert all(bool(tensor.grad.isfinite().all()) for tensor in (q, k, v))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_an_epoch_in_half_precision_moves_the_lora(config_file, precision: str) -> None:
     run = make(config_file, "nft", f"optimise.precision={precision}")

@@ -91,6 +91,19 @@ def test_compiled_blocks_in_a_tiny_proof(tmp_path: Path) -> None:
     assert all(factor > 0 for factor in part["relative"].values())
 
 
+def test_a_part_that_loses_the_device_leaves_the_rest_to_another_process(tmp_path: Path) -> None:
+    def failing(limit: float, tell: Tell) -> dict[str, Any]:
+        raise RuntimeError("an illegal memory access")
+
+    parts = [Part(name, run, 1.0) for name, run in (("a", lambda limit, tell: {}), ("b", failing), ("c", failing))]
+    journal = Journal(tmp_path / "proof.json", {}, "digest")
+    assert run_parts(parts, journal, 60.0, lambda text: None, lost=lambda: True) == ["c"]
+    assert {name: entry["status"] for name, entry in journal.parts.items()} == {"a": "done", "b": "failed"}
+    assert journal.parts["b"]["at"][-1].endswith(" failing"), "where it failed"
+    assert run_parts(parts, journal, 60.0, lambda text: None) == []
+    assert journal.parts["c"]["status"] == "failed"
+
+
 def test_a_recipe_keeps_its_shapes() -> None:
     gardo = recipes.sections(GARDO, tiny=False)
     rollout, optimise = gardo["rollout"], gardo["optimise"]
