@@ -37,4 +37,6 @@ def as_torch_starts() -> Iterator[None]:
             stack.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         stack.callback(torch.set_default_dtype, dtype)
+        stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as `load_policy` has it
         yield

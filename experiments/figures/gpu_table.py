@@ -66,13 +66,12 @@ def _device(found: dict[str, Any], parts: dict[str, dict[str, Any]]) -> str:
 
 
 def options(*files: dict[str, Any] | None) -> str:
-    """What options give beside the plain run of the same call."""
+    """What options give beside the plain run of the same call; the last file counts that has one."""
     lines = ["| option | images/GPU/s | beside the plain run |", "| --- | --- | --- |"]
-    for found in files:
-        for name, part in _measured(found).items():
-            if "relative" in part:
-                gains = ", ".join(f"{SHORT[key]} x {value:.2f}" for key, value in part["relative"].items())
-                lines.append(f"| {name} | {part['images_per_gpu_second']:.3g} | {gains} |")
+    parts = {name: part for found in files for name, part in _measured(found).items() if "relative" in part}
+    for name, part in sorted(parts.items()):
+        gains = ", ".join(f"{SHORT[key]} x {value:.2f}" for key, value in part["relative"].items())
+        lines.append(f"| {name} | {part['images_per_gpu_second']:.3g} | {gains} |")
     return "\n".join(lines)
 
 

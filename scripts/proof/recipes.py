@@ -47,6 +47,13 @@ RECIPES |= {
     "recipe/qwen_image/grpo_ocr+no-checkpointing+compiled": QWEN.change(
         150.0, "optimise.gradient_checkpointing=false", "engine.compile=true"
     ),
+    "recipe/qwen_image/grpo_ocr+no-checkpointing+compiled+tf32+rollouts-of-8": QWEN.change(
+        150.0,
+        "optimise.gradient_checkpointing=false",
+        "engine.compile=true",
+        "engine.tf32=true",
+        "rollout.batch_size=8",
+    ),
 }
 LITTLE = {"rollout.batch_size": 2, "rollout.steps": 6, "optimise.micro_batch": 2}
 

@@ -32,6 +32,14 @@ def large_flux(folder: Path) -> Path:
     return folder
 
 
+def test_attention_on_cuda_is_not_cudnns(config_file: Any) -> None:
+    """Whose backward pass is broken on Hopper; on the CPU there is none."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    run = Run(load_config(config_file("plain"), []))
+    run.close()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_fsdp2_trains_a_network_that_no_device_could_hold(config_file: Any, tmp_path: Path) -> None:
     model = large_flux(tmp_path / "model")
     path = config_file(

@@ -117,6 +117,7 @@ def a_notebook_s_switches() -> Iterator[None]:
             yield
             assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
             assert torch.get_default_dtype() == torch.float64 and torch.get_default_device().type == "meta"
+            assert torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.set_default_dtype(torch.float32)
 
