@@ -16,6 +16,7 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
+from diffrl.process_state import leave_cudnn_attention
 from diffrl.worlds import owner
 
 __all__ = [
@@ -69,10 +70,7 @@ def load_policy(
     Raises:
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
     """
-    if torch.device(device).type == "cuda":
-        # Torch 2.11 and later prefer cuDNN's attention on Hopper, whose backward pass reads past its tensors or gives
-        # NaN (pytorch issue 196678; FLUX.1 in int8 on an H200). Not in a rollout either: that is training's arithmetic.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    leave_cudnn_attention()
     with LOADING:
         backbone = _load(model, family, precision, resolution)
     if text_length is not None:

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, cast
 
-from diffrl.errors import UserError, nearest, where
+from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.plugins import LOADING, by_package, find, here, installed, is_path, load, load_value
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
@@ -52,8 +52,9 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
     from diffrl.hub import hub_failure, recorded
-    from diffrl.process_state import unchanged
+    from diffrl.process_state import leave_cudnn_attention, unchanged
 
+    leave_cudnn_attention()
     failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
     warn = partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)
     try:
@@ -64,8 +65,8 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        hint = f"; {failure}" if failure else ""
-        raise UserError(f'reward "{name_or_path}" could not be built: {where(error)}{hint}') from error
+        why = in_one_line(error, place=True) + (f"; {failure}" if failure else "")
+        raise UserError(f'reward "{name_or_path}" could not be built: {why}') from error
     if missing := missing_of_instance(reward):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
     return cast(Reward, reward)

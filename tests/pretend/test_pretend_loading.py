@@ -13,6 +13,7 @@ from test_pretend_processes import FSDP2, on_two
 from tiny import tiny_flux
 
 from diffrl.config import load_config
+from diffrl.rewards.registry import load_reward
 from diffrl.run.run import Run
 
 SCRIPT = Path(__file__).parents[1] / "sharded_gradients.py"
@@ -33,10 +34,12 @@ def large_flux(folder: Path) -> Path:
 
 
 def test_attention_on_cuda_is_not_cudnns(config_file: Any) -> None:
-    """Whose backward pass is broken on Hopper; on the CPU there is none."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
+    """Whose backward pass is broken on Hopper, and whose forward on Blackwell: of a model, and of a reward alone."""
     run = Run(load_config(config_file("plain"), []))
     run.close()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_reward("jpeg")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
