@@ -68,20 +68,18 @@ def foreign(where: object) -> Iterator[None]:
         raise UserError(f"{where}: not what diffrl writes there ({in_one_line(error, most=200)})") from error
 
 
-def in_one_line(error: BaseException, most: int = 500) -> str:
-    """`Type: message` of an exception of foreign code: one line, not too long, whatever its message does."""
+def in_one_line(error: BaseException, most: int = 500, place: bool = False) -> str:
+    """`Type: message` of an exception of foreign code: one line, not too long, whatever its message does.
+
+    With `place`, and where there is no message, the line of code that raised it, too: `AssertionError (file.py:12)`.
+    """
     try:
         message = " ".join(str(error).split())
     except Exception:
         message = "(its message cannot be shown)"
-    return f"{type(error).__name__}{': ' * bool(message)}{message[:most]}{' ...' * (len(message) > most)}"
-
-
-def where(error: BaseException) -> str:
-    """`TypeError: message (file.py:12)`, on one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{in_one_line(error)}{place}"
+    text = f"{type(error).__name__}{': ' * bool(message)}{message[:most]}{' ...' * (len(message) > most)}"
+    frames = traceback.extract_tb(error.__traceback__) if place or not message else []
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from diffrl.errors import UserError, nearest, where
+from diffrl.errors import UserError, in_one_line, nearest
 
 GROUPS = {  # the group of entry points of each kind; the kind is the word for one in messages
     "reward": "diffrl.rewards",
@@ -176,7 +176,7 @@ def load_value(kind: str, name: str, value: str) -> Any:
             found = importlib.import_module(module)
         return functools.reduce(getattr, filter(None, inner.split(".")), found)
     except (Exception, SystemExit) as error:
-        raise UserError(f'{kind} "{name}" ({value}) cannot be imported: {where(error)}') from error
+        raise UserError(f'{kind} "{name}" ({value}) cannot be imported: {in_one_line(error, place=True)}') from error
 
 
 def import_file(path: Path, kind: str) -> ModuleType:
@@ -203,7 +203,7 @@ def _import(path: Path, file: Path, kind: str, version: tuple[int, int]) -> Modu
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UserError(f"{kind} file {path} cannot be imported: {where(error)}") from error
+        raise UserError(f"{kind} file {path} cannot be imported: {in_one_line(error, place=True)}") from error
     finally:
         sys.dont_write_bytecode = before
     return module

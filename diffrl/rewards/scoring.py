@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from diffrl.errors import in_one_line, where
+from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked, judged, subject
 from diffrl.rewards.batchwise import Batchwise, Everyone, alone, gains
 from diffrl.rewards.columns import Column
@@ -342,8 +342,7 @@ class Scorer:
                 failure: BaseException = error
             if trial < retries:
                 time.sleep(self.backoff * 2**trial)
-        said = said if ":" in (said := in_one_line(failure)) else where(failure)  # no message: the place at least
-        tried = f"{on} failed{f' {retries + 1} times' * bool(retries)} with {said}"
+        tried = f"{on} failed{f' {retries + 1} times' * bool(retries)} with {in_one_line(failure)}"
         alone = f'try it alone with "diffrl rewards check {self.plugins.get(name, name)}"'
         raise RewardError(f"{tried}; {alone}, or allow retries if the failure passes") from failure
 

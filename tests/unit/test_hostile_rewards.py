@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
 from diffrl.rewards import scoring
 from diffrl.rewards.protocol import RewardError
@@ -133,6 +134,22 @@ def test_an_applies_that_raises_and_a_device_that_is_none() -> None:
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
+
+
+def _raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as raised:
+        return raised
+
+
+def test_an_exception_without_a_message_has_its_place_once() -> None:
+    place = r"\(test_hostile_rewards\.py:\d+\)"
+    assert in_one_line(ValueError()) == "ValueError"  # it was not raised
+    assert re.fullmatch(rf"ValueError {place}", in_one_line(_raised(ValueError())))
+    assert re.fullmatch(rf"ValueError {place}", in_one_line(_raised(ValueError(" \n")), place=True))
+    assert in_one_line(_raised(ValueError("a: b"))) == "ValueError: a: b"
+    assert re.fullmatch(rf"ValueError: a {place}", in_one_line(_raised(ValueError("a")), place=True))
 
 
 @pytest.mark.parametrize(
