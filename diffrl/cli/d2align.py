@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import subcommand
+from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError
 
 

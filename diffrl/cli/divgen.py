@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import add_drawing, drawing_of, out_file, settled, subcommand
+from diffrl.cli.arguments import add_drawing, drawing_of, out_file, settled
+from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError, nearest
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors

@@ -20,25 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from diffrl.cli.arguments import (
-    add_drawing,
-    add_texts,
-    drawing_of,
-    out_file,
-    rewards_of,
-    settled,
-    subcommand,
-)
-from diffrl.cli.completion import add_completion
+from diffrl.cli.commands import subcommand
 from diffrl.cli.interrupted import leave_peers, loading, resumable
 from diffrl.errors import UserError, discard, first_of_machine, nearest, say
-from diffrl.records.disk import check_writable
 from diffrl.run.peers import joined
 from diffrl.version import __version__
 
 # Modules of this package with commands, in the order of the help: each has `add`, as installed ones have.
-COMMANDS = ["comparing", "watch", "rewards", "objectives", "models", "prompts", "d2align", "recipes", "divgen"]
-COMMANDS += ["image_sets", "sharing", "export", "examining"]
+COMMANDS = ["drawing", "comparing", "watch", "rewards", "objectives", "models", "prompts", "d2align", "recipes"]
+COMMANDS += ["divgen", "image_sets", "sharing", "export", "examining"]
 # Commands whose processes, where a launcher started several, join one another.
 JOINING = {"demo", "train", "sample", "evaluate", "search", "refine", "divgen", "report"}
 JOINING |= {"draw-set", "d2align", "bench", "sweep"}
@@ -189,7 +179,8 @@ def _parser(first: str = "") -> Parser:
     _add_train(add)
     if first == "train":  # which loads nothing of the other commands
         return parser
-    _add_sample_and_evaluate(add)
+    from diffrl.cli.completion import add_completion
+
     for name in COMMANDS:
         importlib.import_module(f"diffrl.cli.{name}").add(add)
     add_completion(add, _parser)
@@ -235,38 +226,6 @@ def _add_train(add: Callable[..., Parser]) -> None:
     )
 
 
-def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
-    sample = add(
-        "sample",
-        _sample,
-        "draw images of prompts",
-        "diffrl sample playground --prompts playground/compositional/test --limit 16 --lora runs/nft/lora --out images",
-        'diffrl sample playground --prompt "a red heart" --prompt "two blue stars" --out images',
-        "diffrl sample playground --lora runs/nft/lora --base --rewards playground,clip "
-        "--prompts playground/words/test --limit 16 --out images",
-        words_anywhere=True,
-    )
-    sample.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
-    evaluate = add(
-        "evaluate",
-        _evaluate,
-        "score a model's images of prompts",
-        "diffrl evaluate playground --rewards playground,clip --prompts playground/words/test --out scores.json",
-        "diffrl evaluate stabilityai/stable-diffusion-3.5-medium --rewards clip,aesthetic clip.model=ViT-H-14 "
-        "clip.pretrained=laion2b_s32b_b79k --prompts test.txt --out scores.json",
-        words_anywhere=True,
-    )
-    text = "rewards by name, or path/to/file.py:Class, separated by commas; give parameters as NAME.KEY=VALUE"
-    evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
-    sample.add_argument("--rewards", metavar="A,B,C", help=f"also score the images: {text}")
-    evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
-    for command, members in ((sample, 1), (evaluate, 4)):
-        add_drawing(command, members)
-        add_texts(command)
-        text = "also the model without --lora, from the same noise, and compare"
-        command.add_argument("--base", action="store_true", help=text)
-
-
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
     if arguments.help_config:
@@ -298,40 +257,6 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
         train(config, resume, dry_run=arguments.dry_run, override=arguments.override, peers=peers)
 
     return resumable(lambda: None if config is None else config.run_dir, run)
-
-
-def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
-    common = drawing_of(arguments)
-    if arguments.out.is_file():
-        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
-    check_writable(arguments.out, "--out")
-    wanted = rewards_of(arguments, rest, "sample") if arguments.rewards is not None or rest else {}
-    from diffrl.drawing import sample
-    from diffrl.report.drawn import write_drawn
-
-    drawn = sample(rewards=wanted, base=_base(arguments), **settled(common))
-    print(f"images: {arguments.out}; all of them at a glance: {arguments.out / 'grid.png'}")
-    print(f"page: {write_drawn(arguments.out, drawn)}")
-    return 0
-
-
-def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    common = drawing_of(arguments)
-    common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
-    check_writable(arguments.out.parent, "--out")
-    wanted = rewards_of(arguments, rest, "evaluate")
-    from diffrl.drawing import evaluate
-
-    result = evaluate(rewards=wanted, base=_base(arguments), **settled(common))
-    print(result)
-    print(f"scores: {arguments.out}")
-    return 0
-
-
-def _base(arguments: argparse.Namespace) -> bool:
-    if arguments.base and arguments.lora is None:
-        raise UserError("--base: compares with the model without its LoRA; name one with --lora")
-    return bool(arguments.base)
 
 
 def _version(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import resolution, subcommand
+from diffrl.cli.arguments import resolution
+from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError, nearest
 
 

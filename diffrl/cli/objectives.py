@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from diffrl.cli.arguments import subcommand
+from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError
 
 

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diffrl.cli.arguments import subcommand, whole_number
+from diffrl.cli.arguments import whole_number
+from diffrl.cli.commands import subcommand
 from diffrl.prompt_sets import SETS, SPLITS, rows
 
 QUOTES = set("\"'“”„«»‹›‘’‚「」『』`＂")  # without one of them no prompt quotes a text

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import named_rewards, need, out_file, rewards_of, subcommand, whole_number
+from diffrl.cli.arguments import named_rewards, need, out_file, rewards_of, whole_number
+from diffrl.cli.commands import subcommand
 from diffrl.cli.fitting import add_fit
 from diffrl.errors import UserError, nearest
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.cli.arguments import subcommand, whole_number
+from diffrl.cli.arguments import whole_number
+from diffrl.cli.commands import subcommand
 from diffrl.cli.comparing import asked_for
 from diffrl.cli.main import Parser, main
 from diffrl.errors import UserError, say

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from diffrl.cli import arguments
+from diffrl.cli import commands
 from diffrl.cli.main import main
 from diffrl.config.checks import check_model, overlap
 from diffrl.errors import UserError
@@ -43,7 +43,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     made = ModuleType("of_a_stranger")
     monkeypatch.setitem(sys.modules, "of_a_stranger", made)
     yield made
-    worlds.cache_clear(), arguments.installed.cache_clear()
+    worlds.cache_clear(), commands.installed.cache_clear()
 
 
 def test_a_world_of_another_package_is_a_model_with_prompts_and_loras(
@@ -76,11 +76,11 @@ def test_a_command_of_another_package_stands_where_it_asks_to_and_a_broken_one_i
 
     module.add, module.AFTER = add, "diffrl evaluate"
     installed("mow", "of_a_stranger", "diffrl.commands")
-    arguments.installed.cache_clear()
+    commands.installed.cache_clear()
     assert main(["mow"]) == 0 and capsys.readouterr().out == "mown\n"
     assert main(["lab"]) == 0
     shown = capsys.readouterr().out
     assert shown.index("score a model") < shown.index("cut the grass") < shown.index("write a run's page")
     installed("mow", "nowhere_to_be_found", "diffrl.commands")
-    arguments.installed.cache_clear()
+    commands.installed.cache_clear()
     assert main(["version"]) == 0 and 'command "mow" (nowhere_to_be_found) cannot' in capsys.readouterr().err
