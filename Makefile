@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # all assertions again: 16 of the 35 seconds of processor that each worker takes to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-long test-lab test-all test-stress test-pretend upstream lint setup clean
+.PHONY: demo docs test test-long test-lab test-rest test-all test-stress test-pretend upstream lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +35,10 @@ test-lab: setup
 # What takes too long for `make test`, but runs on every change in CI: many processes, every recipe, every check of every family, compilation.
 test-long: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow" tests --ignore tests/lab
+
+# Both in one: collected once, and no core waits for the last test of the first (.ci/run).
+test-rest: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "(long or lab) and not slow" tests
 
 # The code that rewards come from, into a folder of its own; with it `make test-long` has tests/upstream (about 3 minutes).
 upstream: build/upstream/.ready
