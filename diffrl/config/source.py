@@ -136,11 +136,13 @@ class Source:
 
 
 def _plain(value: Any) -> Any:
-    """Paths as text, tables as dicts, NumPy's and torch's numbers and arrays as Python's; the rest as it is."""
+    """Paths as text; tables and lists as dicts and lists; NumPy's and torch's numbers and arrays as Python's."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if callable(to_list := getattr(value, "tolist", None)):
         return to_list()
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
     return {str(key): _plain(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -21,6 +21,7 @@ import diffrl
 from diffrl.api import prepare
 from diffrl.cli.main import main
 from diffrl.config import check_plugin
+from diffrl.config.source import Source
 from diffrl.drawing import Drawing
 from diffrl.model import Model
 from diffrl.prompts import load_prompts
@@ -230,10 +231,12 @@ def test_a_program_s_own_values_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     prompts = {"train": (text for text in ("a", "b")), "test": np.array(["c", "d"])}
     table = {"model": "playground", "prompts": prompts, "rewards": {"redness": redness}, "seed": np.int64(3)}
-    table |= {"rollout": {"groups": 2, "group_size": np.int64(6)}, "optimise": {"batch_size": torch.tensor(12)}}
+    rollout = {"groups": 2, "group_size": np.int64(6), "resolution": [np.int64(64), np.int64(32)]}
+    table |= {"rollout": rollout, "optimise": {"batch_size": torch.tensor(12)}}
     rate = {"learning_rate": np.float64(0.5)}
     config, _ = prepare(table, ["run_dir=here"], values={"epochs": np.int32(2), "optimise": rate})
     assert (config.seed, config.epochs, config.optimise.learning_rate, config.optimise.batch_size) == (3, 2, 0.5, 12)
+    assert config.rollout.resolution == (64, 32)
     assert all(type(value) is int for value in (config.seed, config.epochs, config.optimise.batch_size))
     assert [prompt.text for prompt in load_prompts(config.prompts.train)] == ["a", "b"]
     assert [prompt.text for prompt in load_prompts(config.prompts.test)] == ["c", "d"]
@@ -244,6 +247,14 @@ def test_a_program_s_own_values_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     sides = Drawing("playground", ["red a"], resolution=(np.int64(32), 64)).resolution
     assert sides == (32, 64) and all(type(side) is int for side in sides), "it is written as JSON after all is drawn"
     assert [type(value) for value in (drawing.seed, drawing.steps, drawing.guidance_scale)] == [int, int, float]
+
+
+def test_a_program_s_own_values_are_read_inside_lists(tmp_path: Path) -> None:
+    source = Source("config", {})
+    inner = {"b": [torch.tensor(1), tmp_path]}
+    source.merge({"a": [np.int64(3), (np.float64(0.5), inner), [np.array([2])], "x", None]})
+    plain = [3, [0.5, {"b": [1, str(tmp_path)]}], [[2]], "x", None]
+    assert json.dumps(source.data["a"]) == json.dumps(plain), "Python's own, as JSON takes no other"
 
 
 @pytest.mark.parametrize(
