@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.config import Config, make_config
+from diffrl.config.source import Source
 from diffrl.errors import UserError
 from diffrl.prompts import PromptLike, given_prompts
 from diffrl.resources import file_of_run
@@ -50,7 +51,11 @@ def prepare(
     if str(resume).startswith("hub:") or is_address(str(resume)):
         from diffrl.records.hub import fetch
 
-        given = dict(word.split("=", 1) for word in overrides if word.startswith("run_dir=")) | changes
+        named = Source("", {}, outside=outside)
+        for word in overrides:
+            if not isinstance(word, str) or word.startswith("run_dir="):
+                named.override(word)  # which refuses what is no text
+        given = named.data | changes
         own = None if config is None else _made(config, overrides, changes, outside).run_dir
         resume = fetch(str(resume), given.get("run_dir", own))
     if resume is not None and str(resume) != "auto":

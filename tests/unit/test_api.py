@@ -257,6 +257,13 @@ def test_a_program_s_own_values_are_read_inside_lists(tmp_path: Path) -> None:
     assert json.dumps(source.data["a"]) == json.dumps(plain), "Python's own, as JSON takes no other"
 
 
+@pytest.mark.parametrize("config", [None, "playground/demo"])
+def test_an_override_that_is_no_text_is_refused_before_a_run_is_fetched(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(diffrl.UserError, match=r'^argument: expected text such as "rollout.groups=16", got a int$'):
+        prepare(config, [f"run_dir={tmp_path}/new", cast(str, 3)], resume="hub:me/run")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
