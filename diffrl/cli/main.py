@@ -36,7 +36,7 @@ JOINING |= {"draw-set", "d2align", "bench", "sweep"}
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
 FAILURES = (
     ("diffrl.rewards.protocol", "RewardError", ""),
-    ("diffrl.records.checkpoint", "CheckpointError", ""),
+    ("diffrl.records.saving", "CheckpointError", ""),
     ("diffrl.errors", "TrainingError", ""),
     ("diffrl.records.disk", "DiskError", ""),
     ("diffrl.records.lock", "LockLostError", ""),

@@ -14,7 +14,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.policy import Policy
-from diffrl.records import checkpoint, held_out, history
+from diffrl.records import held_out, history, saving
 from diffrl.records.disk import check_writable, inside, write_text
 from diffrl.records.identity import Identity
 from diffrl.records.lock import FolderLock, holder
@@ -55,7 +55,9 @@ class RunFolder:
         dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
         record_environment(self.path, **facts)
         if start.then is not None or (start.resumed and start.path is not None):
-            epoch = 0 if start.path is None else checkpoint.epoch_of(start.path)
+            from diffrl.records.checkpoint import epoch_of
+
+            epoch = 0 if start.path is None else epoch_of(start.path)
             dropped = drop_lines(self.path, after=epoch) if start.changes else 0
             details = {"epochs_dropped": dropped} if dropped else {}
             history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **details)
@@ -75,7 +77,7 @@ class RunFolder:
         """A complete checkpoint; `keep`: how many stay."""
         step = state["loop"]["step"]
         inside(self.path, "checkpoints")
-        checkpoint.save(self.path, step, tensors, state, keep, identity)
+        saving.save(self.path, step, tensors, state, keep, identity)
         history.saved(self.path, step)
 
     def save_lora(self, policy: Policy, snapshot: str) -> None:
@@ -114,5 +116,7 @@ class RunFolder:
         """What of the run is good whatever happens to the file that is being written, for messages."""
         if not self.path.is_dir():
             return "nothing is left"
-        path, _ = checkpoint.survey(self.path)
+        from diffrl.records.checkpoint import survey
+
+        path, _ = survey(self.path)
         return "there is no checkpoint" if path is None else f"intact: {path}; continue with --resume {self.path}"

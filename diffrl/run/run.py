@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.errors import TrainingError
-from diffrl.records import checkpoint
+from diffrl.records import saving
 from diffrl.run.clock import close_line
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import states
@@ -75,13 +75,13 @@ class Run:
         """Copies of the tensors, and the rest."""
         tensors = {"lora": self.policy.state("default")}
         tensors |= {name: self.policy.state(name) for name in self.snapshots}
-        moments, optimiser = checkpoint.optimiser_to_tensors(self.optimiser)
+        moments, optimiser = saving.optimiser_to_tensors(self.optimiser)
         tensors["optimiser"] = {key: value.to("cpu", copy=True) for key, value in moments.items()}
         added, hooks = states(self.hooks)
         tensors |= added
         if own := self.objective.tensors():
             tensors["objective"] = own
-        tensors["rng"], rng = checkpoint.rng_state()
+        tensors["rng"], rng = saving.rng_state()
         state = {
             "epoch": self.epoch,
             "loop": self.loop.state_dict(),
@@ -125,8 +125,12 @@ class Run:
 
     def restore(self, start: Start | None = None) -> None:
         """Continue where `start` says (None: at the newest intact checkpoint); from the beginning if it has no path."""
-        path = checkpoint.latest(self.folder.path) if start is None else start.path
-        if start is not None:
+        if start is None:
+            from diffrl.records.checkpoint import latest
+
+            path = latest(self.folder.path)
+        else:
+            path = start.path
             start.compare(self.identity)
         step = None if path is None else path.name
         check_agreement(self.accelerator, {"--resume": step}, "RUN_DIR must be on a shared disk")

@@ -13,7 +13,7 @@ import yaml
 from diffrl.config import Config, door
 from diffrl.config.reward import read_on_training_images
 from diffrl.errors import UserError
-from diffrl.records import checkpoint, history
+from diffrl.records import history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
 from diffrl.records.tracking import read_metrics
 from diffrl.version import __version__
@@ -67,6 +67,8 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
                 f"run_dir: {folder} already holds a run; continue it with --resume {folder} or choose another"
             )
         return Start()
+    from diffrl.records import checkpoint
+
     path, damaged = checkpoint.survey(folder)
     if path is None:
         _refuse_a_lost_past(folder, damaged)
@@ -80,13 +82,13 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
         compare(own, now, str(path or folder), override, stateful())
     start = Start(True, path, then, override)
     if path is not None:
-        _look_back(config, folder, path)
+        _look_back(config, folder, path, checkpoint.epoch_of(path))
     return start
 
 
-def _look_back(config: Config, folder: Path, path: Path) -> None:
-    """UserError for a config that ends before the checkpoint; a warning for epochs that `metrics.jsonl` has lost."""
-    done = checkpoint.epoch_of(path)
+def _look_back(config: Config, folder: Path, path: Path, done: int) -> None:
+    """UserError for a config that ends before the checkpoint's epoch, `done`; a warning for epochs that `metrics.jsonl`
+    has lost."""
     if config.epochs < done:
         raise UserError(f"epochs: {config.epochs}, but {path} has trained {done}; a resume can only add epochs")
     lines = {line["epoch"] for line in read_metrics(folder)}

@@ -140,7 +140,7 @@ def test_any_objective_takes_the_corrected_reward_from_a_file(config_file: Any) 
 # Where the process kills itself: in both stages, and between them.
 KILLS = {
     "diffrl.methods.d2align.stage1:embed_images": 2,
-    "diffrl.records.checkpoint:_publish": 2,
+    "diffrl.records.saving:_publish": 2,
     "diffrl.methods.d2align.stage1:_Stage1.keep": 2,
     "diffrl.methods.d2align.stage1:save_image": 2,
     "diffrl.methods.d2align.stage1:Corrected.use": 1,

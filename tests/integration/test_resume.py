@@ -22,8 +22,8 @@ PHASES = {
     "scoring": ("diffrl.rewards.scoring:Scorer.submit", 4),
     "optimising": ("diffrl.run.loop:Loop._step", 4),
     "between line and checkpoint": ("diffrl.run.train:Run.save", 2),
-    "writing the checkpoint": ("diffrl.records.checkpoint:_write", 10),  # 7 files each: in the middle of the second one
-    "publishing the checkpoint": ("diffrl.records.checkpoint:_publish", 2),
+    "writing the checkpoint": ("diffrl.records.saving:_write", 10),  # 7 files each: in the middle of the second one
+    "publishing the checkpoint": ("diffrl.records.saving:_publish", 2),
 }
 
 

@@ -18,8 +18,9 @@ import pytest
 import torch
 from children import in_child
 
-from diffrl.records import checkpoint
-from diffrl.records.checkpoint import CheckpointError, latest, load, save
+from diffrl.records import checkpoint, saving
+from diffrl.records.checkpoint import latest, load
+from diffrl.records.saving import CheckpointError, save
 
 
 def write(run_dir: Path, step: int, keep: int = 2) -> Path:
@@ -192,7 +193,7 @@ def test_full_disk_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(saving.os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"step-000002: .*No space left on device \([\d,.]+ MB free\)"):
         write(tmp_path, 2)
     assert names(tmp_path) == ["step-000001"]
@@ -222,7 +223,7 @@ def take_steps(weights: list[torch.nn.Parameter], optimiser: torch.optim.AdamW, 
 def test_adamw_continues_bit_identically(tmp_path: Path) -> None:
     weights, optimiser = adamw(0)
     take_steps(weights, optimiser, range(5))
-    tensors, state = checkpoint.optimiser_to_tensors(optimiser)
+    tensors, state = saving.optimiser_to_tensors(optimiser)
     assert {"0.exp_avg", "0.exp_avg_sq", "0.step", "1.exp_avg"} <= set(tensors)
     saved = {str(i): weight for i, weight in enumerate(weights)}
     path = save(tmp_path, 5, {"lora": saved, "optimiser": tensors}, {"optimiser": state}, keep=1)
@@ -239,15 +240,15 @@ def test_adamw_continues_bit_identically(tmp_path: Path) -> None:
     take_steps(fresh, resumed, range(5, 9))
     for a, b in zip(weights, fresh, strict=True):
         assert torch.equal(a, b)
-    for key, value in checkpoint.optimiser_to_tensors(optimiser)[0].items():
-        assert torch.equal(value, checkpoint.optimiser_to_tensors(resumed)[0][key]), key
+    for key, value in saving.optimiser_to_tensors(optimiser)[0].items():
+        assert torch.equal(value, saving.optimiser_to_tensors(resumed)[0][key]), key
     assert loaded["optimiser"]["0.step"].item() == 5.0  # what was loaded is not changed by the steps taken since
 
 
 def test_optimiser_of_another_model_is_refused() -> None:
     weights, optimiser = adamw(0)
     take_steps(weights, optimiser, range(1))
-    tensors, state = checkpoint.optimiser_to_tensors(optimiser)
+    tensors, state = saving.optimiser_to_tensors(optimiser)
     other = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(5, 4)), torch.nn.Parameter(torch.zeros(3))])
     with pytest.raises(CheckpointError, match=r"parameter 0: \[5, 3\] and \[5, 4\]"):
         checkpoint.optimiser_from_tensors(other, tensors, state)
@@ -260,7 +261,7 @@ def test_random_generators_continue(tmp_path: Path) -> None:
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(1)
     draw()  # an odd number of normals: numpy and python each hold a second one back
-    tensors, state = checkpoint.rng_state()
+    tensors, state = saving.rng_state()
     path = save(tmp_path, 1, {"rng-0": tensors}, {"rng-0": state}, keep=1)
     expected = draw()
     loaded, loaded_state = load(path)

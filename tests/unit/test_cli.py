@@ -320,9 +320,9 @@ def test_a_damaged_checkpoint_is_a_failure_though_it_is_a_user_error(calls, caps
     class CheckpointError(UserError):
         pass
 
-    module = ModuleType("diffrl.records.checkpoint")
+    module = ModuleType("diffrl.records.saving")
     module.CheckpointError = CheckpointError
-    monkeypatch.setitem(sys.modules, "diffrl.records.checkpoint", module)
+    monkeypatch.setitem(sys.modules, "diffrl.records.saving", module)
     calls.error = CheckpointError("lora.safetensors: wrong checksum")
     assert main(["train", "ok.yaml"]) == 1
     calls.error = UserError("bad value")

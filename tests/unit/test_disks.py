@@ -18,7 +18,7 @@ from diffrl.cli.arguments import out_file
 from diffrl.cli.main import main
 from diffrl.config import dump, make_config
 from diffrl.errors import UserError
-from diffrl.records import checkpoint, disk
+from diffrl.records import disk, saving
 from diffrl.records.disk import DiskError, check_writable, write_text
 from diffrl.records.history import read_history, saved
 from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
@@ -125,14 +125,14 @@ def test_a_checkpoint_that_finds_no_room_says_what_is_left(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(checkpoint, "_write", fail)
-        with pytest.raises(checkpoint.CheckpointError, match=r"MB free\); there is no other checkpoint"):
-            checkpoint.save(tmp_path, 1, tensors, {}, keep=2)
-    first = checkpoint.save(tmp_path, 1, tensors, {}, keep=2)
+        full.setattr(saving, "_write", fail)
+        with pytest.raises(saving.CheckpointError, match=r"MB free\); there is no other checkpoint"):
+            saving.save(tmp_path, 1, tensors, {}, keep=2)
+    first = saving.save(tmp_path, 1, tensors, {}, keep=2)
     with monkeypatch.context() as full:
-        full.setattr(checkpoint, "_write", fail)
-        with pytest.raises(checkpoint.CheckpointError, match=f"; intact: {first}; make room and continue"):
-            checkpoint.save(tmp_path, 2, tensors, {}, keep=2)
+        full.setattr(saving, "_write", fail)
+        with pytest.raises(saving.CheckpointError, match=f"; intact: {first}; make room and continue"):
+            saving.save(tmp_path, 2, tensors, {}, keep=2)
 
 
 def test_a_report_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tiny_models.recent import make
 from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.policy import load_policy
-from diffrl.records import checkpoint
+from diffrl.records import checkpoint, saving
 from diffrl.records.disk import DiskError
 from diffrl.sharing import merged
 from diffrl.sharing.export import export_comfyui, export_merged
@@ -130,7 +130,7 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
         for number, name in enumerate(("lora", "ema")):
             scramble(policy, seed=10 * step + number, std=0.2)
             states[name] = policy.state("default")
-        checkpoint.save(folder, step, states, {"epoch": step}, keep=2)
+        saving.save(folder, step, states, {"epoch": step}, keep=2)
     (folder / "config.yaml").write_text(f"model: {tiny_model}\n")
     return folder
 

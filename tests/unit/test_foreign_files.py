@@ -20,9 +20,10 @@ from diffrl.divgen.scoring import read_job
 from diffrl.errors import UserError
 from diffrl.policy.pipelines import settings_of
 from diffrl.prompts import load_prompts
-from diffrl.records import checkpoint, history
-from diffrl.records.checkpoint import CheckpointError, NewerError
+from diffrl.records import checkpoint, history, saving
+from diffrl.records.checkpoint import NewerError
 from diffrl.records.lock import FolderLock
+from diffrl.records.saving import CheckpointError
 from diffrl.records.tracking import read_metrics, record_environment
 from diffrl.report import compare
 
@@ -30,7 +31,7 @@ ODD = ["null", "3", "[]", "{}", "[1]", "[[]]", '"a"', "1e999", '{"epoch": []}', 
 
 
 def saved(folder: Path) -> Path:
-    return checkpoint.save(folder, 1, {"lora": {"a": torch.ones(2)}}, {"epoch": 1}, keep=1, identity={"a": 1})
+    return saving.save(folder, 1, {"lora": {"a": torch.ones(2)}}, {"epoch": 1}, keep=1, identity={"a": 1})
 
 
 @pytest.mark.usefixtures("blank_charts")

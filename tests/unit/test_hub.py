@@ -22,7 +22,7 @@ from diffrl.hub import hub_file
 from diffrl.image_sets.hub import parts as set_of_hub
 from diffrl.lora_files import find_lora
 from diffrl.prompt_sets.hub import parse as prompts_of_hub
-from diffrl.records import checkpoint, hub
+from diffrl.records import hub, saving
 from diffrl.records.hub import Pusher, fetch
 from diffrl.sharing.publish import push as send_folder
 
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     """A run's folder with two checkpoints, a LoRA, and what is nobody's business."""
     folder = tmp_path / "run"
     for step in (1, 2):
-        checkpoint.save(folder, step, {"lora": {"a": torch.full((2,), float(step))}}, {"epoch": step}, keep=2)
+        saving.save(folder, step, {"lora": {"a": torch.full((2,), float(step))}}, {"epoch": step}, keep=2)
     for name in ("config.yaml", "metrics.jsonl", "lora/pytorch_lora_weights.safetensors", ".lock", "mine.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)

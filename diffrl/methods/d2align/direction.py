@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffrl.methods.d2align.corrected import guided_embedding
 from diffrl.policy import Conditioning, Policy
-from diffrl.records import checkpoint
+from diffrl.records import checkpoint, saving
 from diffrl.rewards.protocol import Embedder
 from diffrl.samplers import one_step
 from diffrl.seeds import generator, noise
@@ -109,7 +109,7 @@ def learn(
         (-guided(draw.to(e_img.device))).backward()
         optimiser.step()
         if (step + 1) % SAVE_EVERY == 0:
-            saved, numbers = checkpoint.optimiser_to_tensors(optimiser)
+            saved, numbers = saving.optimiser_to_tensors(optimiser)
             keep(step + 1, {**saved, "vector": vector}, {"step": step + 1, "course": course, "optimiser": numbers})
     return vector.detach(), course
 

@@ -26,7 +26,7 @@ from diffrl.methods.d2align.direction import learn, reconstructed, word_directio
 from diffrl.methods.d2align.evidence import evidence
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream, load_prompts
-from diffrl.records import checkpoint
+from diffrl.records import checkpoint, saving
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
 from diffrl.rewards.fingerprint import essential, fingerprint
@@ -268,7 +268,7 @@ class _Stage1:
 
     def save(self, number: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         tensors, state = {"pool": {"e_img": self.e_img}, **tensors}, {"identity": asdict(self.identity), **state}
-        checkpoint.save(self.folder, number, tensors, state, keep=1)
+        saving.save(self.folder, number, tensors, state, keep=1)
 
     def write(self, vector: Tensor, record: dict[str, Any]) -> None:
         """The evidence with its images, made again one by one, and the direction, with which stage 1 is over."""
