@@ -141,9 +141,11 @@ def add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> No
 
 
 def resolution(text: str) -> int | tuple[int, int]:
-    sides = [whole_number(8, 2**14)(side) for side in text.split("x")]
-    if len(sides) > 2:
-        raise argparse.ArgumentTypeError(f'expected a side or WIDTHxHEIGHT, got "{text}"')
+    """argparse's type of a side, or WIDTHxHEIGHT, in pixels."""
+    words = text.split("x")
+    if len(words) > 2 or "" in words:
+        raise argparse.ArgumentTypeError(f'expected a side or WIDTHxHEIGHT, got "{text[:40]}"')
+    sides = [whole_number(8, 2**14)(side) for side in words]
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 

@@ -61,6 +61,33 @@ def test_the_home_of_nobody_is_no_folder(
     assert "~nosuchuser" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("watch ,", "argument RUN_DIR: an empty name"),
+        ("lab report ,", "argument RUN_DIR: an empty name"),
+        ("compare . ,", "argument RUN_DIR|SWEEP: an empty name"),
+        ("export . --merged --out ,", "argument --out: an empty name"),
+        ("export . --comfyui ,", "argument --comfyui: an empty name"),
+        ("export playground --merged --out made --lora ,", "the name of the LoRA is empty"),
+        ("sample playground --prompt red --out made --lora ,", "--lora: the name of the LoRA is empty"),
+        ("publish . --out ,", "argument --out: an empty name"),
+        ("publish . --lora ,", "argument --lora: an empty name"),
+        ("divgen generate playground --small --out ,", "argument --out: an empty name"),
+        ("sweep playground/nft --out ,", "argument --out: an empty name"),
+    ],
+)
+def test_an_empty_word_is_not_the_folder_that_one_is_in(
+    words: str, what: str, tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.chdir(tmp_path)
+    Path("config.yaml").touch()
+    Path("metrics.jsonl").touch()
+    Path("pytorch_lora_weights.safetensors").touch()
+    assert main([word.replace(",", "") for word in words.split()]) == 2
+    assert what in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 3
+
+
 def test_an_equals_sign_in_the_path_is_the_paths(
     tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +180,12 @@ def test_letters_that_the_locale_has_not_are_one_line(
     for words in (["train", "my.yaml", "run_dir=runs/\udcc3\udca4"], ["sample", "\udcc3\udca4"]):
         assert main(words) == 2
         assert "PYTHONUTF8=1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["32x", "x32", "x", "", "32x32x32"])
+def test_a_size_that_is_none_is_said_as_it_was_typed(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "playground", "--prompt", "x", "--out", "o", "--resolution", size]) == 2
+    assert f'argument --resolution: expected a side or WIDTHxHEIGHT, got "{size}"' in capsys.readouterr().err
 
 
 def test_no_guidance_is_1_everywhere(alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
