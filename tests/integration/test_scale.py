@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import runpy
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import FSDP2, launch, launch_script, train_on
+from children import child, ended
+from launching import FSDP2, free_port, launch, launch_script, train_on
 from test_equivalence import lora_of, same_lora
 
 from diffrl.config import load_config
@@ -103,16 +108,36 @@ if sys.argv[2:]:
 """
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_script_s_own_end_finds_no_group_unless_a_run_has_failed(
-    config_file: Any, tmp_path: Path, again: bool
-) -> None:
-    """A live group at the interpreter's end aborts now and then. The second run is refused: its folder holds one; the
-    launcher may then end the other process before it says anything."""
+def run_script(rank: int, port: int, said: Path, words: list[str]) -> None:
+    """In a child: the script as one of two processes, and what an interpreter calls at its end."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    for stream in (1, 2):
+        os.dup2(os.open(said.with_suffix(f".{stream}"), os.O_WRONLY | os.O_CREAT), stream)
+    atexit._clear()  # of the server that it comes of
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
+
+
+def test_a_script_s_own_end_finds_no_group(config_file: Any, tmp_path: Path) -> None:
+    """A live group at the interpreter's end aborts now and then."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    path = config_file("run", epochs=1, evaluate={"every": 5}, tracking={"samples": 0})
-    done = launch_script(2, script, path, *(["again"] if again else []))
-    assert (done.returncode != 0) == again, done.stderr
-    said = [done.stdout.count(f"a group is left: {left}") for left in (True, False)]
-    assert said in ([[1, 0], [2, 0]] if again else [[0, 2]]), done.stdout + done.stderr
+    done = launch_script(2, script, config_file("run", epochs=1, evaluate={"every": 5}, tracking={"samples": 0}))
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(f"a group is left: {left}") for left in (True, False)] == [0, 2], done.stdout
+
+
+def test_where_a_script_s_run_has_failed_its_group_is_left(config_file: Any, tmp_path: Path) -> None:
+    """The second run is refused: its folder holds one. Leaving the group could wait for the other process."""
+    script, port = tmp_path / "script.py", free_port()
+    script.write_text(SCRIPT)
+    words = [str(script), str(config_file("run", epochs=1, evaluate={"every": 5}, tracking={"samples": 0})), "again"]
+    files = [tmp_path / f"said{rank}" for rank in range(2)]
+    codes = ended(child(run_script, rank, port, said, words) for rank, said in enumerate(files))
+    told = [[said.with_suffix(f".{stream}").read_text() for stream in (1, 2)] for said in files]
+    assert codes == [1, 1] and all("a group is left: True" in out for out, _ in told), told
+    assert all("run_dir" in error for _, error in told), told
