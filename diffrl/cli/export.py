@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import at, check_push, number_between, positive_number, whole_number
+from diffrl.cli.arguments import at, check_push, number_between, out_file, positive_number, whole_number
 from diffrl.errors import UserError
 from diffrl.lora_files import weighted
 
@@ -53,10 +53,11 @@ def export(arguments: argparse.Namespace, rest: list[str]) -> int:
         check_push(arguments.push)
     choice = {key: getattr(arguments, key) for key in ("strength", "step", "snapshot")}
     choice["loras"] = [at("--lora", weighted, text) for text in arguments.lora]
+    file = None if arguments.merged else out_file(arguments.comfyui, "--comfyui", "comfyui.safetensors")
     from diffrl.sharing.export import export_comfyui, export_merged
 
-    if not arguments.merged:
-        export_comfyui(arguments.source, arguments.comfyui, **choice)
+    if file is not None:
+        export_comfyui(arguments.source, file, **choice)
         print(f"file: {arguments.comfyui}")
         return 0
     most = {"dtype": arguments.dtype, "shard": int(arguments.shard * 10**9)}

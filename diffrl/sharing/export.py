@@ -12,13 +12,15 @@ from torch import Tensor
 
 from diffrl.config.loras import spec_of
 from diffrl.errors import UserError, nearest
-from diffrl.lora_files import weighted
+from diffrl.lora_files import find_lora, weighted
 from diffrl.policy import LoraSpec, find_model
 from diffrl.policy.reading import outline, read_lora, read_texts
 from diffrl.records import checkpoint
 from diffrl.records.disk import replacing
 from diffrl.sharing.keys import for_comfyui
 from diffrl.sharing.merged import Weighted, merge
+
+PARTS = ("lora", "healthy", "dial", "checkpoints")  # folders of a run with LoRAs
 
 
 def export_merged(
@@ -49,7 +51,12 @@ def export_merged(
 
 
 def export_comfyui(source: str, file: Path, **choice: Any) -> None:
-    """Write one file in ComfyUI's names; several LoRAs become one whose rank is the sum of theirs."""
+    """Write one file in ComfyUI's names; several LoRAs become one whose rank is the sum of theirs.
+
+    Raises:
+        UserError: as `export_merged`, or what `file` would replace is read: a LoRA, or a file of the run or the model.
+    """
+    _check_out(source, choice.get("loras", ()), file)
     model, chosen = choose(source, **choice)
     state: dict[str, Tensor] = {}
     for lora in chosen:
@@ -66,6 +73,18 @@ def export_comfyui(source: str, file: Path, **choice: Any) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as unfinished:
         save_file(tensors, unfinished, metadata={"format": "pt"})
+
+
+def _check_out(source: str, loras: Sequence[tuple[str, float]], file: Path) -> None:
+    """UserError where a new file at `file` would take the place of a LoRA, or of weights of the run or the model."""
+    if not file.exists():
+        return
+    place, folder = file.resolve(), Path(source).resolve()
+    beneath = place.relative_to(folder).parts if place.is_relative_to(folder) else ()
+    read = [path for name, _ in loras if isinstance(path := find_lora(name), Path)]
+    of_source = beneath[:1] and (beneath[0] in PARTS or (place.parent / "config.json").is_file())
+    if of_source or any(path.samefile(file) for path in read):
+        raise UserError(f'--comfyui: "{file}" is one of the files that are read; name another file')
 
 
 def choose(

@@ -185,6 +185,37 @@ def test_several_loras_in_one_file_for_comfyui(tiny_model: Path, tmp_path: Path)
         torch.testing.assert_close(comfy.layer(name), expected[f"{name}.weight"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("run/lora", '"run/lora" is a folder'),
+        ("mine.pt", "what is written is a .safetensors file"),
+        ("run/lora/pytorch_lora_weights.safetensors", "is one of the files that are read"),
+        ("run/checkpoints/step-000001/lora.safetensors", "is one of the files that are read"),
+        ("link.safetensors", "is one of the files that are read"),
+        ("two/pytorch_lora_weights.safetensors", "is one of the files that are read"),
+    ],
+)
+def test_comfyui_s_file_takes_the_place_of_nothing_that_is_read(
+    run: Path, tiny_model: Path, tmp_path: Path, monkeypatch, capsys, file: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lora(tiny_model, tmp_path / "two", seed=2)
+    Path("link.safetensors").symlink_to("run/lora/pytorch_lora_weights.safetensors")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main(["export", "run", "--lora", "two", "--comfyui", file]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert said in error and "--comfyui: " in error
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_an_earlier_file_for_comfyui_is_replaced(tiny_model: Path, tmp_path: Path, capsys) -> None:
+    words = ["export", str(tiny_model), "--lora", lora(tiny_model, tmp_path / "one")]
+    file = tmp_path / "out" / "mine.safetensors"
+    assert main([*words, "--comfyui", str(file)]) == main([*words, "--comfyui", str(file)]) == 0
+    assert "is there already and will be replaced" in capsys.readouterr().err
+
+
 def test_a_full_disk_or_a_kill_leaves_nothing_half_written(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
     name = lora(tiny_model, tmp_path / "one")
     export_merged(str(tiny_model), tmp_path / "out", loras=[(name, 1.0)])
