@@ -27,7 +27,8 @@ def find_lora(name: str | Path) -> Path | tuple[str, str | None]:
     Raises:
         UserError: there is none.
     """
-    name = str(name)
+    if not (name := str(name)):
+        raise UserError("the name of the LoRA is empty")
     loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
     path = Path(os.path.expanduser(here(str(loras.get(name, name)))))
     if path.is_file():

@@ -147,6 +147,10 @@ def _run(argv: list[str], parser: Parser) -> int:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are UserErrors, with the nearest command."""
 
+    def __init__(self, *words: Any, **given: Any) -> None:
+        super().__init__(*words, **given)
+        self.register("type", Path, _path)
+
     def format_help(self) -> str:
         if self.prog != "diffrl":
             return super().format_help()
@@ -163,6 +167,13 @@ class Parser(argparse.ArgumentParser):
             given = " ".join([*self.prog.split(" ")[1:], value])
             raise UserError(f'unknown command "{given}"{nearest(value, action.choices)}')
         super()._check_value(action, value)
+
+
+def _path(text: str) -> Path:
+    """A path on the command line; an empty word, such as a variable of the shell that is not set, would be `.`."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name; the folder that one is in is written .")
+    return Path(text)
 
 
 def _parser(first: str = "") -> Parser:
