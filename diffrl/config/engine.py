@@ -19,7 +19,11 @@ class Engine(Section):
     optimiser: Literal["adamw", "adamw8bit"] = key(
         "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
     )
-    tf32: bool = key(False, "on CUDA compute fp32 products in TF32: faster, with 10 bits of mantissa instead of 23")
+    tf32: bool | None = key(
+        None,
+        "on CUDA compute fp32 products, the autoencoder's too, in TF32: faster, with 10 bits of mantissa instead of "
+        "23; null: as Flow-GRPO's code, unless optimise.precision is fp32",
+    )
     deterministic: bool = key(
         False, "kernels that give the same bits each time, slower: on a GPU a resume is exact only with them"
     )

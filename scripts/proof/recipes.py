@@ -40,20 +40,12 @@ RECIPES |= {
     "recipe/qwen_image/grpo_ocr+compiled": QWEN.change(150.0, "engine.compile=true"),
     "recipe/qwen_image/grpo_ocr+no-checkpointing": QWEN.change(50.0, "optimise.gradient_checkpointing=false"),
     "recipe/qwen_image/grpo_ocr+rollouts-of-8": QWEN.change(50.0, "rollout.batch_size=8"),
+    "recipe/qwen_image/grpo_ocr+no-checkpointing+compiled+rollouts-of-8": QWEN.change(
+        150.0, "optimise.gradient_checkpointing=false", "engine.compile=true", "rollout.batch_size=8"
+    ),
     "recipe/sd35/nft_ocr+rollouts-of-24": NFT.change(40.0, "rollout.batch_size=24"),
-    "recipe/sd35/nft_ocr+tf32": NFT.change(30.0, "engine.tf32=true"),
-    "recipe/sd35/gardo_ocr+tf32": GARDO.change(30.0, "engine.tf32=true"),
-    "recipe/sd35/gardo_ocr+tf32+compiled": GARDO.change(150.0, "engine.tf32=true", "engine.compile=true"),
-    "recipe/qwen_image/grpo_ocr+no-checkpointing+compiled": QWEN.change(
-        150.0, "optimise.gradient_checkpointing=false", "engine.compile=true"
-    ),
-    "recipe/qwen_image/grpo_ocr+no-checkpointing+compiled+tf32+rollouts-of-8": QWEN.change(
-        150.0,
-        "optimise.gradient_checkpointing=false",
-        "engine.compile=true",
-        "engine.tf32=true",
-        "rollout.batch_size=8",
-    ),
+    "recipe/sd35/nft_ocr+no-tf32": NFT.change(30.0, "engine.tf32=false"),
+    "recipe/sd35/gardo_ocr+no-tf32": GARDO.change(30.0, "engine.tf32=false"),
 }
 LITTLE = {"rollout.batch_size": 2, "rollout.steps": 6, "optimise.micro_batch": 2}
 

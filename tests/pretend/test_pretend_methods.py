@@ -114,6 +114,10 @@ def test_deterministic_kernels_and_tf32_are_as_the_config_says(config_file: Any)
         assert torch.are_deterministic_algorithms_enabled() == torch.backends.cudnn.allow_tf32 == asked
         assert torch.tensor(run.loop.run_epoch(0)["loss"]).isfinite()
         run.close()
+    for precision, tf32 in (("bf16", True), ("fp16", True), ("fp32", False)):  # by itself
+        Run(config_of(config_file, "nft", f"optimise.precision={precision}")).close()
+        assert torch.backends.cudnn.allow_tf32 == tf32
+        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -15,7 +15,7 @@ import gpu_proof
 # One of each kind. Not: the suite, whose tests run beside this one, and compiled blocks: torch asks for CUDA's driver.
 COUNTED = ["train/sd35/nft", "option/fp16"]
 NAMES = ["environment", *COUNTED, "train/sd35/marble-5", "resume", "train/flux-1024/nft", "profile/sd35"]
-NAMES += ["recipe/sd35/nft_ocr", "recipe/sd35/nft_ocr+tf32", "trial/memory/sd35"]
+NAMES += ["recipe/sd35/nft_ocr", "recipe/sd35/nft_ocr+no-tf32", "trial/memory/sd35"]
 NAMES += ["train/qwen/d2align", "option/micro-batches-by-memory", "option/checkpointing"]
 
 

@@ -208,6 +208,8 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
         values["crd.beta"] = [1e-4, values["crd.beta"]]
     if "direct.pair.hinge" in values:
         values["direct.cap"] = values.pop("direct.pair.hinge")
+    assert values["engine.tf32"] is False
+    values["engine.tf32"] = None  # as Flow-GRPO's code: on where the network is in bf16 or fp16
     assert values.pop("direct.checkpoint_decoder", False) == bool(values.get("direct.decode_chunk"))
     return values
 
