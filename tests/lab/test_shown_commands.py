@@ -87,6 +87,8 @@ INSTEAD = (
     (r"^(diffrl train (?!.*--resume).*)run_dir=\S+", r"\1run_dir=runs/NEW"),
     (r"^(diffrl completion \w+) > .*", r"\1"),
     (r"^(diffrl train (configs/)?sd35/\w+)", rf"\1 {ON_SD3}"),
+    # 16 pictures in the place of 2,048, and 20 steps of 3,000: tests/integration/test_d2align_runs.py
+    (r"(?<=playground/d2align)(?= run_dir)|(?<=d2align.learning_rate=2e-5)", " d2align.pool=16 d2align.steps=20"),
 )
 
 # What is not run here, and why.
