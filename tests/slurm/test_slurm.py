@@ -39,6 +39,7 @@ ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=2
 ReturnToService=2
 MpiDefault=none
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 CoresPerSocket=2 RealMemory=4000
@@ -111,7 +112,7 @@ def state(environment: dict[str, str], job: str) -> str:
     return words.get("JobState", "")
 
 
-WORDS = ["configs/playground/nft.yaml", "epochs=20", "rollout.groups=4", "rollout.group_size=8", "watch=null"]
+WORDS = ["configs/playground/nft.yaml", "epochs=10", "rollout.groups=4", "rollout.group_size=8", "watch=null"]
 WORDS += ["optimise.batch_size=16", "evaluate.prompts=2", "evaluate.every=20", "evaluate.also=null"]
 
 
