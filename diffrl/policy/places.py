@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.lora_files import OTHERS
+from diffrl.policy.lora import LARGEST_ALPHA
 
 
 def check_places(own: Mapping[str, Tensor], odd: list[str], prefix: str, network: nn.Module) -> None:
@@ -51,9 +52,15 @@ def _check_shapes(state: Mapping[str, Tensor], network: nn.Module) -> None:
 
 
 def check_numbers(tensors: Mapping[str, Tensor]) -> None:
-    """UserError for matrices of whole or complex numbers: quantised ones, whose scales are not read, or no LoRA's."""
+    """UserError for matrices of whole or complex numbers: quantised ones, whose scales are not read, or no LoRA's; and
+    for alphas that are not finite or beyond `LARGEST_ALPHA`, which diffusers and peft take as they are."""
     for key, value in tensors.items():
-        if not value.is_floating_point() and not key.endswith(".alpha"):
+        if key.endswith(".alpha"):
+            if not value.isfinite().all():
+                raise UserError(f"{key} has values that are no finite numbers: the file is broken")
+            if (alpha := value.abs().max()) > LARGEST_ALPHA:
+                raise UserError(f"{key} is {alpha:g}; at most {LARGEST_ALPHA:g}")
+        elif not value.is_floating_point():
             raise UserError(f"{key} is of {str(value.dtype).removeprefix('torch.')}, not of floating numbers")
 
 

@@ -133,8 +133,6 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
         raise UserError(f"{path}: {odd} has values that are no finite numbers: the file is broken")
     if not any(value.any() for key, value in read.state.items() if "lora_B" in key) and not read.spec.dora:
         log.warning("%s: it changes nothing: B is 0 in all of its layers", path)
-    if not abs(read.spec.alpha) <= LARGEST_ALPHA:
-        raise UserError(f"{path}: its metadata have alpha {read.spec.alpha:g}; at most {LARGEST_ALPHA:g}")
     return dataclasses.replace(read, texts=Texts(texts, alphas, metadata))
 
 
@@ -281,6 +279,9 @@ def _read_off(network: nn.Module) -> Lora:
     layers: dict[str, Any] = {name: part for name, part in network.named_modules() if isinstance(part, LoraLayer)}
     scales = {name: float(layer.scaling[FILE]) for name, layer in layers.items()}
     ranks = {name: int(layer.r[FILE]) for name, layer in layers.items()}
+    for name in layers:
+        if not abs(alpha := scales[name] * ranks[name]) <= LARGEST_ALPHA:  # also what is no number
+            raise UserError(f"its metadata have alpha {alpha:g}; at most {LARGEST_ALPHA:g}")
     rank, uneven = max(ranks.values()), len({*zip(ranks.values(), scales.values(), strict=True)}) > 1
     scale = 1.0 if uneven else next(iter(scales.values()))
     state = dict[str, Tensor]()

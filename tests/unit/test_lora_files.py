@@ -232,6 +232,8 @@ def test_what_is_no_lora_of_the_model_is_said(folder: Callable[[str], str], tmp_
         ({key: value for key, value in good.items() if "lora_A" in key}, "stands alone"),
         ({key: value * float("nan") for key, value in good.items()}, "no finite numbers"),
         (good | {f"lora_unet_{layer.replace('.', '_')}.alpha": torch.tensor(float("inf"))}, "no finite numbers"),
+        (good | {f"lora_unet_{layer.replace('.', '_')}.alpha": torch.tensor(1e30)}, r"alpha is 1e\+30; at most 1e\+06"),
+        (good | {"text_encoder.a.alpha": torch.tensor(float("nan"))}, r"a\.alpha has values that are no fin"),
         ({key: torch.ones(3, 3) for key in good}, r"lora_A.weight has the shape \(3, 3\), not \(rank, 32\)"),
         ({key: value.T for key, value in good.items()}, r"lora_A.weight has the shape \(32, 2\), not \(rank, 32\)"),
         ({key: value[:0] if "lora_A" in key else value[:, :0] for key, value in good.items()}, r"shape \(0, 32\), not"),
@@ -259,6 +261,21 @@ def test_metadata_that_change_what_the_matrices_mean(folder: Callable[[str], str
         message = r'x.safetensors: it began with "pissa_niter_4"'
         with pytest.raises(UserError, match=message) if fails else nullcontext():
             assert read_lora(file, backbone).spec.scale == 1.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"lora_alpha": 1e30}, {"alpha_pattern": {"to_k": 1e30}}, {"lora_alpha": float("nan")}, {"lora_alpha": -1e30}],
+)
+def test_metadata_with_an_alpha_that_no_training_has(folder: Callable[[str], str], tmp_path: Path, fields: Any) -> None:
+    backbone, block, file = outline(folder("flux")), "transformer_blocks.0.attn", tmp_path / "x.safetensors"
+    tensors = {f"transformer.{block}.{name}.lora_A.weight": torch.ones(2, 32) for name in ("to_q", "to_k")}
+    tensors |= {f"transformer.{block}.{name}.lora_B.weight": torch.ones(32, 2) for name in ("to_q", "to_k")}
+    fields = {"r": 2, "lora_alpha": 2, "target_modules": ["to_q", "to_k"], **fields}
+    told = json.dumps({f"transformer.{key}": value for key, value in fields.items()})
+    save_file(tensors, file, {"lora_adapter_metadata": told})
+    with pytest.raises(UserError, match=r"^\S+x.safetensors: its metadata have alpha (nan|-?1e\+30); at most 1e\+06$"):
+        read_lora(file, backbone)
 
 
 def test_files_that_tools_write_otherwise(folder: Callable[[str], str], tmp_path: Path, caplog: Any) -> None:
