@@ -28,10 +28,12 @@ def shipped_configs() -> list[Path]:
 
 
 def file_of_run(run: Path, name: str, what: str) -> Path:
-    """The file of a run's folder; UserError if there is no such folder or file."""
+    """The file of a run's folder; UserError if there is no such folder or file, or nothing in it."""
     if not run.is_dir():
         folders = [folder.name for folder in run.parent.iterdir() if folder.is_dir()] if run.parent.is_dir() else []
         raise UserError(f'{what}: no folder "{run}"{nearest(run.name, folders)}')
     if not (run / name).is_file():
         raise UserError(f'{what}: "{run}" is not a run\'s folder: it has no {name}')
+    if not (run / name).stat().st_size:
+        raise UserError(f"{what}: {run / name}: the file is empty")
     return run / name

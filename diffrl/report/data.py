@@ -289,6 +289,8 @@ def _read(path: Path, parse: Any, kind: type) -> Any:
         return kind()
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+    if value is None:
+        raise UserError(f"{path}: the file is empty")
     if not isinstance(value, kind):
         raise UserError(f"{path}: expected a {kind.__name__}, found a {type(value).__name__}")
     return value

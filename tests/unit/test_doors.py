@@ -182,6 +182,28 @@ def test_letters_that_the_locale_has_not_are_one_line(
         assert "PYTHONUTF8=1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--resume", "run"],
+        ["publish", "run"],
+        ["sample", "playground", "--prompt", "x", "--out", "o", "--like", "run"],
+        ["report", "run"],
+    ],
+)
+def test_an_empty_config_of_a_run_is_said_to_be_empty(
+    words: list[str], tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    assert main(words) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert line.endswith("run/config.yaml: the file is empty")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.yaml", "metrics.jsonl", "run"]
+
+
 @pytest.mark.parametrize("size", ["32x", "x32", "x", "", "32x32x32"])
 def test_a_size_that_is_none_is_said_as_it_was_typed(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "playground", "--prompt", "x", "--out", "o", "--resolution", size]) == 2

@@ -198,6 +198,10 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
     (good / "config.yaml").write_text("- 1")
     with pytest.raises(UserError, match="expected a dict, found a list"):
         report.write_report(good)
+    for text in ("", "\n", "# all of it is gone\n"):
+        (good / "config.yaml").write_text(text)
+        with pytest.raises(UserError, match=r"good/config.yaml: the file is empty$"):
+            report.write_report(good)
 
 
 def test_comparison(tmp_path: Path) -> None:
