@@ -21,7 +21,7 @@ from diffrl.hub import not_name
 from diffrl.lora_files import lora_file
 from diffrl.policy import Policy, find_model
 from diffrl.prompts import Prompt, load_prompts
-from diffrl.records.disk import replacing
+from diffrl.records.disk import check_writable, replacing, write_text
 from diffrl.records.tracking import read_metrics
 from diffrl.report import read_run, warnings_of
 from diffrl.resources import file_of_run
@@ -33,6 +33,7 @@ from diffrl.sharing.keys import for_comfyui
 from diffrl.sharing.measure import Row, gallery, measure
 
 log = logging.getLogger("diffrl")
+EARLIER = "evaluation.json"  # of a run's earlier LoRA: its epoch
 SHOWN = 4  # prompts of the gallery
 
 
@@ -78,12 +79,11 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
         raise UserError(f'publish: "{run}" has no epochs in metrics.jsonl yet')
     # Another LoRA's values are not the run's, but those of RUN/healthy are the run's earlier ones.
     evaluated = metrics if lora is None else []
-    if (earlier := source / "evaluation.json").is_file():
+    if (earlier := source / EARLIER).is_file():
         epoch = json.loads(earlier.read_text())["epoch"]
         evaluated = metrics = [row for row in metrics if row["epoch"] <= epoch]
     out = run / "publish" if out is None else Path(out)
-    if out.is_file():
-        raise UserError(f'--out: "{out}" is a file; name a folder')
+    _check_out(run, source, out)
     family = str(find_model(config.model)[1].get("_class_name"))
     size = config.evaluate.resolution or config.rollout.resolution
     kind: dict[str, Any] = {"resolution": size, "family": config.family, "text_length": config.text_length}
@@ -93,7 +93,8 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     rows = _rows(run, config, policy, held_out[:wanted], evaluated)
 
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(lora_file(source), out / LORA)
+    with replacing(out / LORA) as unfinished:
+        shutil.copyfile(lora_file(source), unfinished)
     (out / COMFY).unlink(missing_ok=True)
     try:
         tensors = for_comfyui(family, policy.state(), policy.lora.spec)
@@ -104,7 +105,8 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     shown = held_out[:SHOWN]
     drawing = Drawing(config.model, lora=str(source), steps=drawn_steps(config))
     sheet = gallery(policy, shown, drawing.spec(policy), seed=config.seed, batch_size=config.rollout.batch_size)
-    sheet.save(out / GALLERY)
+    with replacing(out / GALLERY) as unfinished:
+        sheet.save(unfinished, format="PNG")
     dump(config.model_copy(update={"run_dir": f"runs/{run.resolve().name}"}), out / "config.yaml")
     pipe = policy.backbone.pipe
     optional = pipe._optional_components
@@ -124,10 +126,21 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
         absent=[name for name, part in pipe.components.items() if part is None and name not in optional],
         hub=_hub(run),
     )
-    (out / "README.md").write_text(render(facts, [prompt.text for prompt in shown]), encoding="utf-8")
+    write_text(out / "README.md", render(facts, [prompt.text for prompt in shown]))
     results = {"rows": [asdict(row) for row in rows], "prompts": facts.prompts, "warnings": list(facts.warnings)}
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
     return out
+
+
+def _check_out(run: Path, source: Path, out: Path) -> None:
+    """UserError where nothing can be written, or where files of a run or the LoRA itself would be written over."""
+    check_writable(out, "--out")
+    place = out.resolve()
+    of_run = any((place / name).exists() for name in ("metrics.jsonl", "checkpoints", "manifest.json"))
+    of_lora = place in (run.resolve() / "lora", lora_file(source).resolve().parent) or (place / EARLIER).exists()
+    if of_run or of_lora:
+        what = "a run's own" if of_run else "a LoRA's own"
+        raise UserError(f'--out: "{out}" is {what} folder; name another, such as {run / "publish"}')
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -19,8 +21,10 @@ from tiny import SPEC, scramble, tiny_sd
 import diffrl
 from diffrl.cli.main import main
 from diffrl.config.door import methods
+from diffrl.errors import UserError
 from diffrl.methods.grpo import GRPOSection
 from diffrl.policy import load_policy
+from diffrl.records.disk import DiskError
 from diffrl.rewards import local
 from diffrl.rollout import initial_noise
 from diffrl.sharing import publish, push
@@ -198,6 +202,31 @@ def test_a_run_whose_objects_are_gone_is_published_from_its_own_evaluations(run,
         local.register("redness", redness)
     assert "without intervals" in (tmp_path / "out/README.md").read_text()
     assert "nothing is measured anew" in caplog.text or "nothing is measured anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["", "lora", "healthy", "checkpoints/step-000001", "other"])
+def test_nothing_of_a_run_is_written_over(run: diffrl.Run, tmp_path: Path, place: str) -> None:
+    """A run's config.yaml would get another run_dir, and a LoRA another one's weights."""
+    copy, out = tmp_path / "copy", tmp_path / "copy" / place
+    shutil.copytree(run.folder, copy)
+    shutil.copytree(copy / "lora", copy / "other")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=rf'^--out: "{out}" is a (run|LoRA)\'s own folder; name another'):
+        publish(copy, out, lora=copy / "other" if place == "other" else None, prompts=0)
+    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
+def test_a_full_disk_is_said_where_it_is_and_no_file_is_half_written(
+    run: diffrl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(DiskError, match=f"^{tmp_path}/out/pytorch_lora_weights.safetensors: could not be written: No"):
+        publish(run.folder, tmp_path / "out", prompts=0)
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_the_card_of_an_earlier_lora_tells_of_its_own_epochs(run: diffrl.Run, tmp_path: Path) -> None:
