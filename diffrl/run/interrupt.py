@@ -7,6 +7,7 @@ saved, with an exit code of its own. An output without a reader ends nothing.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -96,3 +97,8 @@ class Output:
             discard(sys.stdout)
             reason = error.strerror or str(error)
             log.warning("the output was closed (%s): the run continues without it", reason)
+        except ValueError:
+            if not sys.stdout.closed:
+                raise
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the process's life)
+            log.warning("a reward or another plugin has closed the output: the run continues without it")

@@ -88,6 +88,22 @@ def test_a_lost_reader_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == ["the output was closed (Broken pipe): the run continues without it"]
 
 
+def test_an_output_that_a_plugin_has_closed_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(interrupt.log, "warning", lambda text, *words: told.append(text % words))
+    stream = open(os.devnull, "w")  # noqa: SIM115 (closed by what is tested)
+    monkeypatch.setattr(sys, "stdout", stream)
+    output = Output()
+    stream.close()
+    for _ in range(3):
+        output.write("lost\n")
+        output.flush()
+    sys.stdout.flush()  # as the command does at its end
+    assert told == ["a reward or another plugin has closed the output: the run continues without it"]
+    with pytest.raises(ValueError, match="of the text"):
+        output._do(lambda: (_ for _ in ()).throw(ValueError("of the text")))
+
+
 def test_what_steers_a_terminal_is_spelled_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printable("a\x1b[31m\u202eb\ud800\tc\né") == "a\\x1b[31m\\u202eb\\ud800\tc\né"
     (tmp_path / "a.yaml").write_text('"\\e]0;title\\a": 1\n')
