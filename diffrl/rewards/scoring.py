@@ -336,9 +336,10 @@ class Scorer:
                 scores = torch.full((len(texts),) if width is None else (len(texts), width), torch.nan)
                 self.unscored.count(name, scores, str(error))
                 return scores
-            except (RewardError, KeyboardInterrupt):
-                raise
             except BaseException as error:  # also what asks for an exit: it ended the call's thread, not the run
+                asked = isinstance(error, KeyboardInterrupt) and error is not answer.exception()  # by a person
+                if isinstance(error, RewardError) or asked:
+                    raise
                 failure: BaseException = error
             if trial < retries:
                 time.sleep(self.backoff * 2**trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -31,16 +32,22 @@ def call(
     the network's forward and backward pass took 48 ms beside such a thread, 31 ms without, 51 ms on one core.
 
     Raises TooLong after `limit` seconds, and what `check`, asked all the while, raises. In both cases the thread is
-    left behind with the work; hung, it cannot keep the process alive, nor others from loading models.
+    left behind with the work; hung, it cannot keep the process alive, nor others from loading models. A fork that comes
+    back from the work ends there: it would wait for ever for locks of threads that it has not, with all its memory.
     """
     future: Future[Result] = Future()
+    process = os.getpid()
 
     def run() -> None:
         try:
             first()
-            future.set_result(work())
+            result = work()
         except BaseException as error:  # also an exit that the work asks for: it must not end silently
+            _end_fork(process)
             future.set_exception(error)
+        else:
+            _end_fork(process)
+            future.set_result(result)
 
     thread = threading.Thread(target=run, daemon=True, name="diffrl-reward-call")
     thread.start()
@@ -55,3 +62,8 @@ def call(
         raise
     thread.join()
     return future
+
+
+def _end_fork(process: int) -> None:
+    if os.getpid() != process:
+        os._exit(0)

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -156,11 +157,12 @@ def test_an_exception_without_a_message_has_its_place_once() -> None:
     ("error", "said"),
     [
         (Unspeakable(), r"failed with Unspeakable: \(its message cannot be shown\); try"),
+        (KeyboardInterrupt(), r"failed with KeyboardInterrupt \(test_hostile_rewards.py:\d+\); try"),
         (ValueError(), r"failed with ValueError \(test_hostile_rewards.py:\d+\); try"),
         (ValueError("a\nb" + "x" * 9999), r"failed with ValueError: a bx{497} \.\.\.; try"),
     ],
 )
-def test_an_exception_is_one_line_whatever_its_message(error: Exception, said: str) -> None:
+def test_an_exception_is_one_line_whatever_its_message(error: BaseException, said: str) -> None:
     def fail(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
         raise error
 
@@ -183,6 +185,24 @@ def test_what_a_reward_changes_of_the_process_is_put_back(tmp_path, monkeypatch:
     assert told == [
         f'reward "plain" changes {what}; it was put back' for what in ("torch's default dtype", "the working folder")
     ]
+
+
+@pytest.mark.parametrize("how", ["comes back", "raises"])
+def test_a_fork_that_comes_back_from_a_reward_ends_there(how: str) -> None:
+    children: list[int] = []
+
+    def fork(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+        if (child := os.fork()) != 0:
+            children.append(child)
+        elif how == "raises":
+            raise SystemExit
+
+    assert Scorer({"plain": Plain(before=fork)}).score(IMAGES, PROMPTS).isfinite().all()
+    for child in children:
+        end = time.monotonic() + 20
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert ended == (child, 0), "it waits for ever"
 
 
 def test_an_exit_in_a_constructor_or_a_file_is_one_line(tmp_path) -> None:
