@@ -106,8 +106,6 @@ def check_writable(folder: Path, what: str) -> None:
     existing = nearest_folder(folder / "file")
     if not existing.is_dir():
         raise UserError(f'{what}: "{existing}" is a file; name a folder')
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f'{what}: "{folder}" is a file; name a folder')
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"\0")
