@@ -63,7 +63,7 @@ def load_prompts(source: Source) -> list[Prompt]:
     if not isinstance(source, str):
         return _mixed(source)
     if known := set_name(source):
-        return [Prompt(text, metadata) for text, metadata in rows_of_set(*known)]
+        return list(_of_set(*known))
     if world := world_of_set(source):
         return [Prompt(text) for text in world.prompts(source)]
     if source.startswith(HUB):
@@ -170,6 +170,11 @@ def find_file(source: str) -> Path:
         raise UserError(f'prompts "{source}": no such file, and no folder "{folder}"')
     names = [file.name for file in folder.iterdir() if file.suffix in (".txt", ".jsonl")]
     raise UserError(f'prompts "{source}": no such file{nearest(path.name, names)}')
+
+
+@functools.cache  # the files are shipped: they stay as they are
+def _of_set(name: str, split: str) -> tuple[Prompt, ...]:
+    return tuple(Prompt(text, metadata) for text, metadata in rows_of_set(name, split))
 
 
 def _version(path: Path) -> tuple[Path, int, int]:

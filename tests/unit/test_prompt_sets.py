@@ -218,6 +218,15 @@ def test_a_data_set_of_the_hub_is_a_source(pets: Path, caplog: pytest.LogCapture
     assert len(load_prompts("hub:org/pets")) == 2, "the second time it is read from the cache"
 
 
+def test_a_shipped_set_is_made_once_and_each_caller_has_a_list_of_its_own() -> None:
+    first = load_prompts("geneval/test")
+    kept = list(first)
+    first.clear()
+    again = load_prompts("geneval/test")
+    assert len(again) == len(kept) and all(one is other for one, other in zip(again, kept, strict=True))
+    assert [(prompt.text, prompt.metadata) for prompt in again] == list(rows("geneval", "test"))
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
