@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from diffrl.plugins import here
 from diffrl.worlds import world_of, worlds
 
 OTHERS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga", "milora")  # peft's other starts
+PART = re.compile(r".*-\d+-of-0*(?!1\.)[1-9]\d*\.safetensors")  # one of several files of weights
 NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
 
 
@@ -34,6 +36,8 @@ def find_lora(name: str | Path) -> Path | tuple[str, str | None]:
     if path.is_file():
         if path.suffix != ".safetensors":
             raise UserError(f'"{path}" is not a LoRA file (.safetensors); a pickle is not read')
+        if PART.fullmatch(path.name):
+            raise UserError(f'"{path}" is one of several files of a LoRA; write them into one')
         return path
     if path.is_dir():
         inner = path / "lora" if (path / "lora").is_dir() and not any(path.glob("*.safetensors")) else path
@@ -116,6 +120,8 @@ def as_list(given: Any) -> list[str]:
 
 def _only(files: list[str], where: str) -> str:
     known = [name for name in NAMES if name in files]
+    if not known and (parts := [name for name in files if PART.fullmatch(name)]):
+        raise UserError(f"{where} has a LoRA in several files, such as {parts[0]}; write them into one")
     if known or len(files) == 1:
         return (known or files)[0]
     several = f"has several: {', '.join(files)}; name one of them" if files else f"has no {NAMES[0]}"

@@ -310,10 +310,16 @@ def test_where_a_lora_lies(tmp_path: Path) -> None:
     assert find_lora("owner/name") == ("owner/name", None)
     file.rename(run / "lora" / "another.safetensors")
     (tmp_path / "x.bin").touch(), (tmp_path / "empty").mkdir()
+    (tmp_path / "parts").mkdir()
+    for name in ("x-00001-of-00002", "x-00002-of-00002", "whole-00001-of-00001"):
+        (tmp_path / "parts" / f"{name}.safetensors").touch()
+    assert find_lora(tmp_path / "parts/whole-00001-of-00001.safetensors").is_file()
     for name, message in (
         (run, "has several: another.safetensors, comfyui_lora.safetensors; name one of them"),
         (tmp_path / "empty", "has no pytorch_lora_weights.safetensors"),
         (tmp_path / "x.bin", "a pickle is not read"),
+        (tmp_path / "parts", "has a LoRA in several files, such as x-00001-of-00002.safetensors; write them into one"),
+        (tmp_path / "parts/x-00002-of-00002.safetensors", "is one of several files of a LoRA; write them into one"),
         (tmp_path / "rum", 'nearest: "run"'),
         ("playground/turb", 'nearest: "playground/turbo"'),
     ):
