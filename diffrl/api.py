@@ -21,7 +21,7 @@ from diffrl.errors import UserError, nearest
 from diffrl.lora_files import find_lora
 from diffrl.prepare import Base, Rewards, entries, prepare
 from diffrl.prompts import PromptLike
-from diffrl.records.disk import check_writable, special
+from diffrl.records.outputs import out_file
 from diffrl.resources import file_of_run
 from diffrl.run.peers import joined
 from diffrl.switches import as_torch_starts
@@ -191,7 +191,7 @@ def evaluate(
     known = {*inspect.signature(Drawing).parameters, *inspect.signature(score).parameters} - {"drawing"}
     if unknown := [name for name in drawing if name not in known]:
         raise UserError(f'evaluate: unknown argument "{unknown[0]}"{nearest(unknown[0], known)}')
-    target = None if out is None else _free_file(Path(out))
+    target = None if out is None else out_file(Path(out), "out", "scores")
     wanted = entries(rewards, "rewards")
     plugins = {name: entry.pop("plugin", name) for name, entry in wanted.items()}
     for name, plugin in plugins.items():
@@ -215,11 +215,3 @@ def evaluate(
         named = {"model": model}
     judges = {name: Entry(plugin, wanted[name]) for name, plugin in plugins.items()}
     return score(rewards=judges, prompts=prompts_of(prompts), per_prompt=per_prompt, out=target, **named | drawing)
-
-
-def _free_file(file: Path) -> Path:
-    """UserError before the work begins, where a file cannot be written."""
-    if kind := "folder" if file.is_dir() else special(file):
-        raise UserError(f'out: "{file}" is a {kind}; name a file')
-    check_writable(file.parent, "out")
-    return file

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import logging
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +11,7 @@ from typing import Any
 
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import short_name
-from diffrl.records.disk import special
 
-log = logging.getLogger("diffrl")
 # Options that are keys of a `diffrl.drawing.Drawing`.
 DRAWN = {"model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"}
 DRAWN |= {"batch_size", "family", "merge", "lora", "like", "out"}
@@ -176,22 +172,6 @@ def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
             if one is not None:
                 at(f"--{name}", find_lora, one if name == "lora" else at("--merge", weighted, one)[0])
     return given | {name: str(given[name]) for name in ("lora", "like") if given[name] is not None}
-
-
-def out_file(path: Path, what: str, example: str) -> Path:
-    """The file that a user named to be written: where its links lead. UserError, beginning with `what`, for a folder,
-    device or FIFO, which a new file would take the place of, and for another kind of file by its name. That a file is
-    replaced is said, before the work begins."""
-    kinds = ("", Path(example).suffix)
-    if path.suffix not in kinds and not path.is_dir() and not special(path):
-        raise UserError(f'{what}: "{path}": what is written is a {kinds[1]} file; name one such as {example}')
-    if path.is_file() and os.environ.get("RANK", "0") == "0":
-        log.warning("%s: %s is there already and will be replaced", what, path)
-    if path.is_dir():
-        raise UserError(f'{what}: "{path}" is a folder; name a file such as {path / example}')
-    if kind := special(path):
-        raise UserError(f'{what}: "{path}" is a {kind}; name a file such as {example}')
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def plugins_of(text: str, option: str) -> list[str]:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.cli.arguments import configs_of, need, out_file, whole_number
+from diffrl.cli.arguments import configs_of, need, whole_number
 from diffrl.errors import UserError, say
 from diffrl.records.disk import check_writable
+from diffrl.records.outputs import out_file
 from diffrl.resources import file_of_run
 
 if TYPE_CHECKING:

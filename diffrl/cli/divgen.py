@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import add_drawing, drawing_of, out_file, settled
+from diffrl.cli.arguments import add_drawing, drawing_of, settled
 from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError, nearest
+from diffrl.records.outputs import out_file
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors
 DIMENSIONS = ("id", "style", "layout", "tonal")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import add_drawing, add_texts, drawing_of, out_file, rewards_of, settled
+from diffrl.cli.arguments import add_drawing, add_texts, drawing_of, rewards_of, settled
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable
+from diffrl.records.outputs import out_file
 
 
 def add(add: Callable[..., Any]) -> None:
@@ -63,7 +64,6 @@ def draw_images(arguments: argparse.Namespace, rest: list[str]) -> int:
 def score_model(arguments: argparse.Namespace, rest: list[str]) -> int:
     common = drawing_of(arguments)
     common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
-    check_writable(arguments.out.parent, "--out")
     wanted = rewards_of(arguments, rest, "evaluate")
     from diffrl.drawing import evaluate
 

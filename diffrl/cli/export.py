@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import at, check_push, number_between, out_file, positive_number, whole_number
+from diffrl.cli.arguments import at, check_push, number_between, positive_number, whole_number
 from diffrl.errors import UserError
 from diffrl.lora_files import weighted
+from diffrl.records.outputs import out_file
 
 
 def add(add: Callable[..., Any]) -> None:

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import named_rewards, need, out_file, rewards_of, whole_number
+from diffrl.cli.arguments import named_rewards, need, rewards_of, whole_number
 from diffrl.cli.commands import subcommand
 from diffrl.cli.fitting import add_fit
 from diffrl.errors import UserError, nearest
+from diffrl.records.outputs import out_file
 
 
 def add(add: Callable[..., Any]) -> None:

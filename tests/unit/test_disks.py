@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diffrl.cli.arguments import out_file
 from diffrl.cli.main import main
 from diffrl.config import dump, make_config
 from diffrl.errors import UserError
 from diffrl.records import disk, saving
 from diffrl.records.disk import DiskError, check_writable, write_text
 from diffrl.records.history import read_history, saved
+from diffrl.records.outputs import out_file
 from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
 
 
@@ -210,6 +210,9 @@ def test_a_file_is_written_through_links_and_never_over_a_device_or_fifo(
     assert main([*compare, str(link)]) == 0
     assert "link.html is there already and will be replaced" in capsys.readouterr().err
     assert out_file(tmp_path / "new", "--out", "x.html") == tmp_path / "new"
+    assert out_file(tmp_path / "x.txt", "out", "scores") == tmp_path / "x.txt", "an example without a kind takes any"
+    with pytest.raises(UserError, match=r'^out: "\S+target.html" is a file; name a folder$'):
+        out_file(target / "x.html", "out", "x.html")
     pdf = tmp_path / "x.pdf"
     assert main([*compare, str(pdf)]) == 2 and not pdf.exists()
     assert "is a .html file" in capsys.readouterr().err
