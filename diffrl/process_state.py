@@ -35,17 +35,6 @@ Get: TypeAlias = Callable[[], Any]
 Put: TypeAlias = Callable[[Any], Any]
 
 
-def leave_cudnn_attention() -> None:
-    """Torch's attention on CUDA without cuDNN's kernel, which torch 2.11 and later prefer on Hopper and Blackwell.
-
-    Its backward pass reads past its tensors or gives NaN (pytorch issue 196678; FLUX.1 on an H200), and its forward is
-    wrong for language models on a B200 (193893). Neither training nor a rollout has it, so both compute alike.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.backends.cuda.enable_cudnn_sdp(False)
-
-
 @contextlib.contextmanager
 def unchanged(tell: Callable[[str], None], elsewhere: bool = False) -> Iterator[None]:
     """Inside, foreign code runs; behind it, what it has changed of this process and thread is as it was before.

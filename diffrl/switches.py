@@ -1,8 +1,9 @@
-"""Torch's switches as it starts, whatever the program that calls diffrl has set for itself."""
+"""Torch's switches as it starts, whatever the program that calls diffrl has set for itself; and one that stays off."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,17 @@ FRESH: dict[str, Any] = {
     "torch's hooks on saved tensors": None,
     **{f"torch's autocast on {device}": (False, 0) for device in DEVICES},
 }
+
+
+def leave_cudnn_attention() -> None:
+    """Torch's attention on CUDA without cuDNN's kernel, which torch 2.11 and later prefer on Hopper and Blackwell.
+
+    Its backward pass reads past its tensors or gives NaN (pytorch issue 196678; FLUX.1 on an H200), and its forward is
+    wrong for language models on a B200 (193893). Neither training nor a rollout has it, so both compute alike.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
-from diffrl.process_state import leave_cudnn_attention
+from diffrl.switches import leave_cudnn_attention
 from diffrl.worlds import owner
 
 __all__ = [

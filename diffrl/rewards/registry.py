@@ -52,7 +52,8 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
     from diffrl.hub import hub_failure, recorded
-    from diffrl.process_state import leave_cudnn_attention, unchanged
+    from diffrl.process_state import unchanged
+    from diffrl.switches import leave_cudnn_attention
 
     leave_cudnn_attention()
     failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
