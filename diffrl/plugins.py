@@ -226,6 +226,10 @@ def here(value: Any) -> Any:
     """A value, or the path on this machine of the address (s3://...) that it is."""
     if not isinstance(value, str) or "://" not in value:
         return value
-    from diffrl.store import is_address, local
+    from diffrl.files import is_address
 
-    return str(local(value)) if is_address(value) else value
+    if not is_address(value):
+        return value
+    from diffrl.store import local
+
+    return str(local(value))

@@ -46,7 +46,7 @@ def prepare(
         from diffrl.run.hand_on import agree
 
         agree(None if resume is None else str(resume))
-    from diffrl.store import is_address
+    from diffrl.files import is_address
 
     if str(resume).startswith("hub:") or is_address(str(resume)):
         from diffrl.records.hub import fetch

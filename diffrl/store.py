@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 import uuid
@@ -20,22 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line
+from diffrl.files import cache_folder, sha256
 
 CURRENT, PUSHES = "current.json", "pushes"
 VERSION = ("ETag", "etag", "blob_id", "mtime")  # what a store says of a file's content: S3, Google's, the hub, others
 PAUSES = (0.5, 2.0, 8.0)  # seconds before a request is made again that a connection or a busy store has failed
 LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)  # no fault of the connection
 KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is named
-
-
-def cache_folder() -> Path:
-    """Where this machine keeps what can be made or fetched again; it need not be there."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffrl"
-
-
-def is_address(text: str) -> bool:
-    """Is it an address, such as s3://BUCKET/PATH? Those of servers (http://) are none."""
-    return re.match(r"(?!https?:)[a-z][a-z0-9+.-]*://", text) is not None
 
 
 def opened(address: str) -> tuple[Any, str]:
@@ -162,9 +152,3 @@ def fetch(address: str, folder: Path) -> None:
         os.replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def sha256(file: Path) -> str:
-    """Of all bytes of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

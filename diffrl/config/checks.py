@@ -61,7 +61,7 @@ def check(config: Config, world: int | None = None) -> None:
 
 def check_no_credentials_at(key: str, reward: Reward) -> None:
     """Raise Problem for a URL with a password or a token in it: the config is written into the run's folder."""
-    from diffrl.rewards.secrets import check_no_credentials
+    from diffrl.rewards.credentials import check_no_credentials
 
     for name, value in reward.arguments.items():
         _at(f"{key}.{name}", check_no_credentials, value, name)

@@ -8,8 +8,6 @@ from typing import Any
 
 from diffrl.config.base import Problem
 from diffrl.errors import UserError, nearest
-from diffrl.lora_files import OTHERS, find_lora, lora_file, weighted
-from diffrl.lora_files import as_list as as_list  # of `lora.merge`
 
 KINDS = ("lora", "rslora", "dora")
 STARTS: dict[str, str | bool] = {"gaussian": "gaussian", "kaiming": True, "orthogonal": "orthogonal"}
@@ -19,11 +17,13 @@ def kind_of(text: str) -> str:
     """The words of `lora.kind`, each of them known, at most one of them a start."""
     words = str(text).split("+")
     for word in words:
-        if word.partition("_niter")[0] in OTHERS:
-            raise UserError(
-                f'"{word}" changes the frozen weights or reads data first: its file would fit no base model'
-            )
         if word not in KINDS and word not in STARTS:
+            from diffrl.lora_files import OTHERS
+
+            if word.partition("_niter")[0] in OTHERS:
+                raise UserError(
+                    f'"{word}" changes the frozen weights or reads data first: its file would fit no base model'
+                )
             raise UserError(f'unknown "{word}"{nearest(word, [*KINDS, *STARTS])}')
     if sum(word in STARTS for word in words) > 1 or len({*words}) < len(words) or ("lora" in words and len(words) > 2):
         raise UserError(f'"{text}": a word is too many; lora, rslora, dora or dora+rslora, and one start')
@@ -33,6 +33,13 @@ def kind_of(text: str) -> str:
 def targets_of(value: Any) -> Any:
     """`lora.targets` as a list: `attention+mlp` is [attention, mlp]."""
     return value.split("+") if isinstance(value, str) else value
+
+
+def merged(value: Any) -> list[str]:
+    """`lora.merge` as a list of `LORA[=WEIGHT]`."""
+    from diffrl.lora_files import as_list
+
+    return as_list(value)
 
 
 def spec_of(lora: Any) -> Any:
@@ -61,6 +68,7 @@ def _by_word(value: Any) -> tuple[float, dict[str, float]]:
 
 def check_given(config: Any) -> None:
     """Problem where a LoRA of the section `lora` is not there, or is of a run with others merged than this one."""
+    from diffrl.lora_files import find_lora, weighted
     from diffrl.records.drawing import trained_at
 
     if "orthogonal" in config.lora.kind.split("+"):
@@ -81,6 +89,10 @@ def check_given(config: Any) -> None:
 
 def files_of(lora: Any) -> dict[str, Path | str]:
     """The files of a section `lora`: a resume must find the same."""
+    if not lora.merge and lora.start is None:
+        return {}
+    from diffrl.lora_files import lora_file, weighted
+
     named = {f"lora.merge (file {number})": weighted(one)[0] for number, one in enumerate(lora.merge, 1)}
     named |= {} if lora.start is None else {"lora.start (file)": lora.start}
     return {key: lora_file(name) for key, name in named.items()}

@@ -71,7 +71,7 @@ class Lora(Section):
         "the LoRA that training begins as, exactly: a run, folder, file or OWNER/NAME[@REVISION][:FILE]; of a larger "
         "`rank` the rest begins without effect",
     )
-    merge: Annotated[list[str], BeforeValidator(_told("as_list"))] = key(
+    merge: Annotated[list[str], BeforeValidator(_told("merged"))] = key(
         [], "LoRAs that become part of the frozen weights first: LORA, LORA=WEIGHT or {file: LORA, weight: NUMBER}"
     )
     reference: Literal["start", "base"] = key(

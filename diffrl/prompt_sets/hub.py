@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, nearest
+from diffrl.files import cache_folder
 from diffrl.hub import not_name
-from diffrl.store import cache_folder
 
 PREFIX = "hub:"
 COLUMNS = ("prompt", "text", "caption", "prompts")  # where a prompt is looked for if no column is named

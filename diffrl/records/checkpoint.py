@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from diffrl.errors import UserError, foreign
+from diffrl.files import sha256
 from diffrl.records.saving import FORMAT, SET_ASIDE, CheckpointError, Tensors, parameters, steps
-from diffrl.store import sha256
 from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")

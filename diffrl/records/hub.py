@@ -16,9 +16,10 @@ from pathlib import Path
 from huggingface_hub import HfApi, get_token, snapshot_download
 
 from diffrl.errors import UserError, in_one_line
+from diffrl.files import is_address
 from diffrl.hub import hub_failure, not_name
 from diffrl.records import checkpoint
-from diffrl.store import current, is_address, send
+from diffrl.store import current, send
 from diffrl.store import fetch as fetch_stored
 
 PREFIX = "hub:"

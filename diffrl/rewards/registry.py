@@ -19,8 +19,8 @@ from typing import Any, cast
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.plugins import LOADING, by_package, find, here, installed, is_path, load, load_value
 from diffrl.rewards import local
+from diffrl.rewards.credentials import check_no_credentials
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
-from diffrl.rewards.secrets import check_no_credentials
 
 
 def available() -> Mapping[str, EntryPoint]:

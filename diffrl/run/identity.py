@@ -25,8 +25,8 @@ from diffrl.version import __version__
 
 def contents(config: Config) -> Identity:
     """What the config names and needs no reward built."""
+    from diffrl.files import sha256
     from diffrl.rewards.wrappers import stamp
-    from diffrl.store import sha256
 
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
     identity: Identity = {}

@@ -9,12 +9,12 @@ from typing import Any
 
 from diffrl.config import Config
 from diffrl.errors import say
+from diffrl.files import is_address
 from diffrl.records import checkpoint
 from diffrl.records.hub import Pusher
 from diffrl.run.build import Build
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Monitor, RunHook
-from diffrl.store import is_address
 
 ALONE, TOGETHER = 90.0, 25.0  # seconds: below Slurm's warning of 120, and below torchrun's 30 to a process's end
 

@@ -29,7 +29,8 @@ import httpx
 
 from diffrl.errors import UserError
 from diffrl.rewards.coroutines import running_loop
-from diffrl.rewards.secrets import check_file, check_transport, redact
+from diffrl.rewards.credentials import redact
+from diffrl.rewards.secrets import check_file, check_transport
 
 T = TypeVar("T")
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
