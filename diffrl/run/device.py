@@ -47,8 +47,9 @@ def prepare_engine(config: Config, policy: Policy) -> None:
         plain = not (config.optimise.gradient_checkpointing or config.engine.compile)
         policy.wide_attention = config.optimise.precision == "bf16" and plain
     elif policy.device.type == "cuda":
-        asked = config.engine.tf32
-        tf32 = config.optimise.precision != "fp32" if asked is None else asked
+        tf32 = config.engine.tf32
+        if tf32 is None:
+            tf32 = config.optimise.precision != "fp32"
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32  # torch's own default is on, for convolutions alone
     set_deterministic(config.engine.deterministic)
