@@ -7,10 +7,13 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffrl.records.disk import writing
-from diffrl.records.identity import Change, Identity
+from diffrl.records.identity import Identity
+
+if TYPE_CHECKING:
+    from diffrl.records.changes import Change
 
 NAME = "history.jsonl"
 

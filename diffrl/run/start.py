@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -14,9 +14,12 @@ from diffrl.config import Config, door
 from diffrl.config.reward import read_on_training_images
 from diffrl.errors import UserError
 from diffrl.records import history
-from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
+from diffrl.records.identity import FREE, VERSION, Identity, flat, identity_of_config
 from diffrl.records.tracking import read_metrics
 from diffrl.version import __version__
+
+if TYPE_CHECKING:
+    from diffrl.records.changes import Change
 
 log = logging.getLogger("diffrl")
 
@@ -34,6 +37,8 @@ class Start:
     def compare(self, identity: Identity) -> None:
         """Keep what `override` allowed to change; UserError for a change that it did not."""
         if self.then is not None:
+            from diffrl.records.changes import compare
+
             # An earlier version kept no code of watched rewards that training reads.
             newer = {key for key in identity if key.startswith("watch.") and " (" in key} - self.then.keys()
             identity = {key: value for key, value in identity.items() if key not in newer}
@@ -68,6 +73,7 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
             )
         return Start()
     from diffrl.records import checkpoint
+    from diffrl.records.changes import compare
 
     path, damaged = checkpoint.survey(folder)
     if path is None:
@@ -121,6 +127,8 @@ def free_changes(config: Config, folder: Path) -> list[Change]:
         return []
     if not isinstance(before, dict):
         return []
+    from diffrl.records.changes import Change
+
     shaping = config_identity(config)
     then, now = flat(before), flat({VERSION: __version__, **config.resolved()})
     return [

@@ -18,7 +18,8 @@ from typing import Any
 from diffrl.config import Config, dump, find_config, load_config
 from diffrl.errors import UserError
 from diffrl.records import checkpoint
-from diffrl.records.identity import Change, flat, show
+from diffrl.records.changes import Change, show
+from diffrl.records.identity import flat
 from diffrl.records.tracking import read_metrics
 from diffrl.run.start import holds_a_run
 from diffrl.sweep.jobs import Job

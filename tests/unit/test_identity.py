@@ -6,7 +6,8 @@ import pytest
 
 from diffrl import __version__
 from diffrl.errors import UserError
-from diffrl.records.identity import compare, identity_of_config
+from diffrl.records.changes import compare
+from diffrl.records.identity import identity_of_config
 
 VALUES = {
     "model": "playground",

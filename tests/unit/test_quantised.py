@@ -20,7 +20,8 @@ from diffrl.errors import UserError
 from diffrl.memory import fit
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.quantised import Quantised, block_layers, quantise
-from diffrl.records.identity import compare, identity_of_config
+from diffrl.records.changes import compare
+from diffrl.records.identity import identity_of_config
 from diffrl.run.device import check_device
 
 MAKERS = {"sd3": tiny_sd3, "flux": tiny_flux, "qwen": partial(make, "qwen-image")}
