@@ -8,7 +8,6 @@ import statistics
 from contextlib import redirect_stdout
 from typing import Any
 
-import torch
 import yaml
 from measuring import Tell, clean
 from training import ROOT
@@ -37,7 +36,6 @@ def learn(shop: Workshop, seconds: float, tell: Tell) -> dict[str, Any]:
     path = folder.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(sections))
     config = load_config(path, LITTLE if shop.tiny else [])
-    torch.set_float32_matmul_precision("highest")
     with folder.with_suffix(".log").open("w") as log, redirect_stdout(log):
         train(config)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

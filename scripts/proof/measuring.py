@@ -37,7 +37,6 @@ def built(config: Config) -> Run:
     """The run, as `train` prepares it."""
     folder = Path(config.run_dir)
     shutil.rmtree(folder, ignore_errors=True)
-    torch.set_float32_matmul_precision("highest")  # what an earlier run's engine.tf32 has set
     run = Run(config)
     prepare_direction(config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
     return run

@@ -23,7 +23,9 @@ from diffrl.errors import UserError
 from diffrl.memory.fit import GIB
 from diffrl.run.train import Run
 
-RECIPE = {"sd35": "recipe/sd35/nft_ocr", "flux": "recipe/flux/nft_pickscore", "qwen": "recipe/qwen_image/grpo_ocr"}
+# SD3.5's without TF32, which two trials have as a way of their own, or compare with true float32.
+RECIPE = {"sd35": "recipe/sd35/nft_ocr+no-tf32", "flux": "recipe/flux/nft_pickscore"}
+RECIPE |= {"qwen": "recipe/qwen_image/grpo_ocr"}
 
 
 @contextmanager
