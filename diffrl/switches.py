@@ -50,5 +50,5 @@ def as_torch_starts() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         stack.callback(torch.set_default_dtype, dtype)
         stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as `load_policy` has it
+        leave_cudnn_attention()
         yield

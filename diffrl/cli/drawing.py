@@ -48,8 +48,6 @@ def add(add: Callable[..., Any]) -> None:
 
 def draw_images(arguments: argparse.Namespace, rest: list[str]) -> int:
     common = drawing_of(arguments)
-    if arguments.out.is_file():
-        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     wanted = rewards_of(arguments, rest, "sample") if arguments.rewards is not None or rest else {}
     from diffrl.drawing import sample
