@@ -12,6 +12,7 @@ from typing import Any
 from diffrl.cli.arguments import add_drawing, drawing_of, settled
 from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError, nearest
+from diffrl.records.disk import check_writable
 from diffrl.records.outputs import out_file
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors
@@ -210,8 +211,7 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f'--checkpoint: "{checkpoint}" is not a folder with tensors (.safetensors)')
     if lora is not None and checkpoint is not None:
         raise UserError("--checkpoint: a checkpoint has a LoRA of its own; leave out --lora")
-    if arguments.out.is_file():
-        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
+    check_writable(arguments.out, "--out")
     world = world_of(arguments.model)
     prompts = load_prompts(arguments.prompts) if arguments.prompts else _benchmark(arguments, world)
     trained = lora or checkpoint

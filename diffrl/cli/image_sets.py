@@ -17,7 +17,6 @@ from diffrl.cli.arguments import (
     plugins_of,
     settled,
 )
-from diffrl.errors import UserError
 from diffrl.records.disk import check_writable
 
 
@@ -42,8 +41,6 @@ def add(add: Callable[..., Any]) -> None:
 
 def draw(arguments: argparse.Namespace, rest: list[str]) -> int:
     given = drawing_of(arguments)
-    if arguments.out.is_file():
-        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     names = plugins_of(arguments.rewards, "--rewards")
     only_parameters(arguments, rest)

@@ -103,9 +103,10 @@ def check_writable(folder: Path, what: str) -> None:
 
     Leaves nothing behind: the file that tries it has no name.
     """
+    taken = next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None)
+    if taken is not None:
+        raise UserError(f'{what}: "{taken}" is a {special(taken) or "file"}; name a folder')
     existing = nearest_folder(folder / "file")
-    if not existing.is_dir():
-        raise UserError(f'{what}: "{existing}" is a file; name a folder')
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"\0")

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import not_name, plain
-from diffrl.records.disk import DiskError, nearest_folder, special, writing
+from diffrl.records.disk import DiskError, check_writable, nearest_folder, writing
 from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
@@ -295,10 +295,7 @@ def _copy(folder: Path, out: Path, parts: Mapping[str, Any]) -> None:
 
 
 def _check_out(out: Path) -> None:
-    if kind := special(out):
-        raise UserError(f'--out: "{out}" is a {kind}; name a folder')
-    if out.is_file():
-        raise UserError(f'--out: "{out}" is a file; name a folder')
+    check_writable(out, "--out")
     if out.is_dir() and any(out.iterdir()) and not (out / RECORD).is_file():
         raise UserError(f'--out: "{out}" is not empty and no earlier export; name another folder')
 

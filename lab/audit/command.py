@@ -67,8 +67,6 @@ def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
     model = arguments.model or ("playground" if arguments.images is None else None)
     if model is not None:
         check_model(model)
-    if arguments.out.is_file():
-        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     wanted = named_rewards([*names, *words[1:]], "rewards audit")
     from .run import Audit, audit

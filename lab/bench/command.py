@@ -101,8 +101,6 @@ def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:
     """The arguments of a `Drawing`, checked; where nothing else is asked for, the benchmark's seed and images."""
     given = drawing_of(arguments)
     given.pop("out")
-    if arguments.out.is_file():
-        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     official = {"seed": bench.seed, "per_prompt": bench.images}
     given |= {key: value for key, value in official.items() if given[key] is None}

@@ -78,8 +78,6 @@ def _add_options(command: argparse.ArgumentParser, method: str) -> None:
 
 def run(arguments: argparse.Namespace, rest: list[str]) -> int:
     given = drawing_of(arguments)
-    if arguments.out.is_file():
-        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     if arguments.base and arguments.lora is None:
         raise UserError("--base: compares with the model without its LoRA; name one with --lora")
