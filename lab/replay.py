@@ -178,13 +178,11 @@ class Witness(RunHook):
         self.scores = self.advantages = torch.empty(0)
         self.rollout: Rollout | None = None
         self.shares: Shares | None = None
-        loop, objective = run.loop, run.loop.objective
-        self.source, loop.source = loop.source, self
+        self.source, run.loop.source = run.loop.source, self
         run.hooks.append(self)
-        watched = _Watched(objective, self)
-        loop.objective = watched  # type: ignore[assignment]
-        if isinstance(loop.gradients, SumOfLosses):
-            loop.gradients = self.shares = Shares(loop.gradients, watched, image)
+        run.objective.transforms.append(self.note)
+        if isinstance(run.loop.gradients, SumOfLosses):
+            run.loop.gradients = self.shares = Shares(run, run.loop.gradients, image)
 
     @property
     def stream(self) -> PromptStream | MixedStream:
@@ -196,6 +194,11 @@ class Witness(RunHook):
         self.rollout = drawn.rollout
         self.scores = drawn.scores if credit is None else drawn.scores[:, credit.plan(spec).final(spec)]
         return drawn
+
+    def note(self, advantages: Tensor, scored: ScoredBatch) -> Tensor:
+        """The last transform of the advantages, which leaves them as they are."""
+        self.advantages = advantages
+        return advantages
 
     def on_images(self, images: Tensor, first: int) -> None:
         wanted = [i - first for i in self.members if first <= i < first + len(images)]
@@ -254,47 +257,30 @@ class Witness(RunHook):
                 "share": gardo.gate_share.value, "auxiliary": auxiliary}  # fmt: skip
 
 
-class _Watched:
-    """The run's objective, which is asked for everything; what it answers of one epoch is noted."""
-
-    def __init__(self, base: Objective, witness: Witness) -> None:
-        self.base, self.witness = base, witness
-        self.pairs = torch.empty(0, 2, dtype=torch.int64)  # of the newest micro-batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
-
-    def shaped(self, scored: ScoredBatch) -> Tensor:
-        self.witness.advantages = self.base.shaped(scored)
-        return self.witness.advantages
-
-    def batch(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        self.pairs = pairs
-        return self.base.batch(rollout, advantages, pairs, key)
-
-
 class Shares(SumOfLosses):
     """`base`, and beside it the gradient of one image's rows alone: `steps`, one entry for each step it was in."""
 
-    def __init__(self, base: SumOfLosses, watched: _Watched, image: int) -> None:
-        self.base, self.watched, self.image = base, watched, image
+    def __init__(self, run: Run, base: SumOfLosses, image: int) -> None:
+        self.run, self.base, self.image = run, base, image
         self.steps: list[dict[str, float]] = []
         self._own: Tensor | None = None  # g_i of the current step
         self._rows = 0
 
     def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
         total = self.base.add(objective, policy, rows, rows_of_step, scaler)
-        mine = self.watched.pairs[:, 0] == self.image
+        mine = rows.pairs[:, 0] == self.image
         if mine.any():
-            own = self._gradient(policy, rows, mine, rows_of_step, scaler)
+            own = self._gradient(objective, policy, rows, mine, rows_of_step, scaler)
             self._own = own if self._own is None else self._own + own
             self._rows += int(mine.sum())
         return total
 
-    def _gradient(self, policy: Policy, rows: Rows, mine: Tensor, rows_of_step: float, scaler: GradScaler) -> Tensor:
+    def _gradient(
+        self, objective: Objective, policy: Policy, rows: Rows, mine: Tensor, rows_of_step: float, scaler: GradScaler
+    ) -> Tensor:
         """The gradient of the rows `mine` (b,) bool through their scalars and their penalty: a pass of its own, after
         which what the objective counts is as it was."""
-        objective, parameters = self.watched.base, [parameter for _, parameter in policy.trainable]
+        parameters = [parameter for _, parameter in policy.trainable]
         means = dict(objective.means._sums)
         gated = getattr(objective.penalty, "gated", None)  # GARDO's, whose KL decides when it resets
         kl = None if gated is None else gated.kl
@@ -318,11 +304,10 @@ class Shares(SumOfLosses):
         whole = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]).double()
         own = self._own.double()
         along, size = float(own @ whole), float(whole @ whole)
-        images = self.watched.witness.run.config.optimise.batch_size
         self.steps.append({
-            "step": self.watched.witness.run.loop.step + 1,
+            "step": self.run.loop.step + 1,
             "rows": self._rows,
-            "images": images,
+            "images": self.run.config.optimise.batch_size,
             "share": along / size if size else 0.0,
             "norm": float(own.norm()) / size**0.5 if size else 0.0,
         })  # fmt: skip
