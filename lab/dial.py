@@ -41,6 +41,7 @@ from diffrl.records.tracking import save_image
 from diffrl.records.verdict import Guard, gain
 from diffrl.report.page import Page
 from diffrl.report.plots import Axis, Line
+from diffrl.report.sections import pick
 from diffrl.resources import file_of_run
 from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
@@ -149,9 +150,7 @@ def points_of(folder: Path, config: Config) -> tuple[list[Point], Point]:
     paths = sorted(checkpoint.intact(folder), key=checkpoint.epoch_of)
     if not paths:
         raise UserError(f"dial: {folder} has no intact checkpoint")
-    if len(paths) > CHECKPOINTS:
-        paths = [paths[round(i * (len(paths) - 1) / (CHECKPOINTS - 1))] for i in range(CHECKPOINTS)]
-    states = {checkpoint.epoch_of(path): checkpoint.load(path)[0][name] for path in paths}
+    states = {checkpoint.epoch_of(path): checkpoint.load(path)[0][name] for path in pick(paths, CHECKPOINTS)}
     end = max(states)
     turned = [Point("strength", s, end, states[end] if s else None) for s in STRENGTHS]
     passed = [Point("checkpoints", 1.0, epoch, state) for epoch, state in states.items() if epoch != end]

@@ -8,9 +8,10 @@ from diffrl.divgen.run import image_file
 from diffrl.prompts import Prompt
 from diffrl.report.page import Markup, Page, figure
 from diffrl.report.plots import Dots, dots
+from diffrl.report.sections import pick
 
 from .run import Result
-from .table import Change, Key, Line
+from .table import Key, Line
 
 PAGE = "report.html"
 SHOWN = 24  # prompts with images
@@ -28,7 +29,7 @@ def _sections(result: Result) -> dict[str, list[str]]:
     return {name: sorted(lines, key=int) if all(map(str.isdigit, lines)) else lines for name, lines in found.items()}
 
 
-def _value(line: Line | Change | None, decimals: int, sign: str = "") -> str:
+def _value(line: Line | None, decimals: int, sign: str = "") -> str:
     if line is None:
         return "-"
     error = "" if line.error is None else f" +- {line.error:.{decimals}f}"
@@ -115,7 +116,7 @@ def _spans(text: str, kind: str = "") -> Markup:
     return Markup(" ").join(spans)
 
 
-def _changed(changes: dict[Key, Change], key: Key, decimals: int, lower: bool) -> str:
+def _changed(changes: dict[Key, Line], key: Key, decimals: int, lower: bool) -> str:
     gap = changes.get(key)
     if gap is None:
         return "-"
@@ -139,7 +140,7 @@ def _charts(page: Page, result: Result) -> None:
 def _images(page: Page, result: Result, folder: Path) -> None:
     """The first image of prompts spread over all, of each model from the same noise."""
     texts = result.texts
-    for i in sorted({round(k * (len(texts) - 1) / (SHOWN - 1)) for k in range(SHOWN)}):
+    for i in pick(range(len(texts)), SHOWN):
         files = [(image_file(folder / model, i, Prompt(texts[i]), 0), model) for model in result.lines]
         page.strip(texts[i], files)
 

@@ -31,7 +31,7 @@ from diffrl.version import __version__
 from .facts import BENCHES
 from .items import Bench, Item
 from .judging import FOLDER, Shot, answers_of, judge_all, read_answers
-from .table import Change, Key, Line, change, lines_of
+from .table import Key, Line, change, lines_of
 
 FILE, JUDGES = "bench.json", "judges.json"
 
@@ -48,7 +48,7 @@ class Result:
     about: Mapping[str, Any]
     texts: Sequence[str]
 
-    def changes(self) -> dict[Key, Change]:
+    def changes(self) -> dict[Key, Line]:
         """Of the LoRA against the base, where there are both."""
         if len(self.lines) < 2:
             return {}

@@ -23,7 +23,8 @@ Key = tuple[str, str]  # section, line
 
 @dataclass(frozen=True)
 class Line:
-    """A value, from `count` values of `prompts` prompts; deviations (all prompts,): d, scaled by sqrt(P / (P - 1))."""
+    """A value, or the change of one between two models, from `count` values of `prompts` prompts; deviations (all
+    prompts,): d, scaled by sqrt(P / (P - 1))."""
 
     value: float
     count: int
@@ -41,19 +42,10 @@ class Line:
         half = None if self.error is None else critical(self.prompts) * self.error
         return None if half is None else (self.value - half, self.value + half)
 
-
-@dataclass(frozen=True)
-class Change:
-    """The difference of a line between two models, its standard error, and of how many prompts it is."""
-
-    value: float
-    error: float | None
-    prompts: int
-
     @property
     def sure(self) -> bool:
         """Does the 95 % interval leave 0 out?"""
-        return self.error is not None and abs(self.value) > critical(self.prompts) * self.error
+        return self.span is not None and not self.span[0] <= 0 <= self.span[1]
 
 
 def lines_of(marks: Sequence[Iterable[Mark]], overall: Mapping[str, str]) -> dict[Key, Line]:
@@ -84,8 +76,7 @@ def _line(sums: np.ndarray, counts: np.ndarray) -> Line:
     return Line(value, int(total), prompts, scale * (sums - value * counts) / total)
 
 
-def change(first: Line, second: Line) -> Change:
+def change(first: Line, second: Line) -> Line:
     """Second minus first, on the same prompts."""
     gap = second.deviations - first.deviations
-    error = math.sqrt(float(gap @ gap)) if first.prompts > 1 else None
-    return Change(second.value - first.value, error, first.prompts)
+    return Line(second.value - first.value, second.count, first.prompts, gap)
