@@ -34,16 +34,15 @@ class Cases:
 
 def rendered(prompts: Sequence[Prompt], seed: int) -> Cases:
     """Of the playground: a rendering of each prompt, and one with exactly one stated fact drawn otherwise."""
-    rng, scenes, kept = np.random.default_rng(seed), [], []
+    rng, scenes = np.random.default_rng(seed), []
     for prompt in prompts:
         caption = understood(prompt.text)
         if caption is None:
             text = f'"{prompt.text}" is not a prompt of the playground, so its true image cannot be drawn'
             raise UserError(f"--prompts: {text}; give images with --images")
         scenes.append((complete(caption, rng), _wrong(caption, rng)))
-        kept.append(prompt)
     true, wrong = (pictures([pair[i] for pair in scenes]) for i in (0, 1))
-    return Cases(kept, true, wrong, scenes)
+    return Cases(list(prompts), true, wrong, scenes)
 
 
 def _wrong(caption: Caption, rng: np.random.Generator) -> Scene:

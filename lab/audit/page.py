@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffrl.errors import foreign
 from diffrl.records.progress import number
 from diffrl.report.page import Markup, Page
 from diffrl.report.plots import Dots, dots
@@ -26,25 +24,22 @@ LOOKS = (
 )
 
 
-def write_audit(folder: Path) -> Path:
-    """Write `FOLDER/report.html` from its audit.json; UserError if that is not what diffrl writes."""
-    with foreign(folder / "audit.json"):
-        facts: Mapping[str, Any] = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-        page = Page(f"{facts['reward']}: audit", f"Audit: {facts['reward']}")
-        _lead(page, facts)
-        exploits = sorted(facts["exploits"], key=lambda one: -one["share"])
-        _exploits(page.section("Exploits", DEFINITION), exploits)
-        if facts["looks"]:
-            rows = [
-                [f"{one['fact']} {one['value']}", f"{one['points']:+.3g}", number(one["share"]), one["images"]]
-                for one in facts["looks"][:6]
-            ]
-            page.section("Looks that it prefers", LOOKS).table(rows, ["look", "points", "over a right fact", "images"])
-        page.section("What fooled it", "The true image, and one that scores higher.")
-        for one in exploits:
-            _images(page, folder, one["name"], facts["fooled"].get(one["name"], []))
-        if not any(facts["fooled"].values()):
-            page.lead("Nothing did.")
+def write_audit(folder: Path, facts: Mapping[str, Any]) -> Path:
+    """Write `FOLDER/report.html` of what its audit.json holds, beside the images."""
+    page = Page(f"{facts['reward']}: audit", f"Audit: {facts['reward']}")
+    _lead(page, facts)
+    exploits = sorted(facts["exploits"], key=lambda one: -one["share"])
+    _exploits(page.section("Exploits", DEFINITION), exploits)
+    rows = [
+        [f"{one['fact']} {one['value']}", f"{one['points']:+.3g}", number(one["share"]), one["images"]]
+        for one in facts["looks"][:6]
+    ]
+    page.section("Looks that it prefers", LOOKS).table(rows, ["look", "points", "over a right fact", "images"])
+    page.section("What fooled it", "The true image, and one that scores higher.")
+    for one in exploits:
+        _images(page, folder, one["name"], facts["fooled"].get(one["name"], []))
+    if not any(facts["fooled"].values()):
+        page.lead("Nothing did.")
     return page.write(folder / "report.html")
 
 
@@ -74,6 +69,5 @@ def _images(page: Page, folder: Path, exploit: str, rows: Sequence[Mapping[str, 
         cells = []
         for which in ("true", "fooled"):
             score = row.get(f"{which}_score")
-            caption = which if score is None else f"{which}: {number(score)}"
-            cells.append((folder / "images" / Path(row[which]).name, caption))
+            cells.append((folder / "images" / row[which], which if score is None else f"{which}: {number(score)}"))
         page.strip(row["prompt"], cells)

@@ -151,20 +151,18 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     about = {"diffrl_version": __version__, "reward": subject.name, **asdict(job), "prompts_count": len(cases.prompts)}
     result = {**about, **scores, **tables}
     write_text(out / "audit.json", json.dumps(result, indent=1, default=str) + "\n")
-    write_audit(out)
+    write_audit(out, result)
     return result
 
 
 def _cases(job: Audit, subject: Subject) -> Cases:
     if job.images is not None:
         cases = given(job.images, job.limit, job.resolution)
-        if not all(map(subject.applies, cases.prompts)):
-            rows = [i for i, prompt in enumerate(cases.prompts) if subject.applies(prompt)]
-            cases = Cases([cases.prompts[i] for i in rows], cases.true[rows], cases.wrong[rows], [])
+        rows = [i for i, prompt in enumerate(cases.prompts) if subject.applies(prompt)]
+        cases = Cases([cases.prompts[i] for i in rows], cases.true[rows], cases.wrong[rows], [])
     else:
-        cases = rendered(
-            [prompt for prompt in load_prompts(job.prompts) if subject.applies(prompt)][: job.limit], job.seed
-        )
+        known = [prompt for prompt in load_prompts(job.prompts) if subject.applies(prompt)]
+        cases = rendered(known[: job.limit], job.seed)
     if not cases.prompts:
         raise UserError(f'rewards audit: "{subject.name}" can judge none of the prompts; name others with --prompts')
     return cases

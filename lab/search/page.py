@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffrl.errors import foreign
 from diffrl.records.progress import number
 from diffrl.report.data import PALETTE
 from diffrl.report.page import Page
@@ -20,26 +18,22 @@ NOTE = (
 )
 
 
-def write_search(folder: Path) -> Path:
-    """Write `FOLDER/report.html` of a finished search; UserError if its files are not what diffrl writes."""
-    with foreign(folder):
-        facts = json.loads((folder / "search.json").read_text(encoding="utf-8"))
-        rows = [json.loads(line) for line in (folder / "search.jsonl").read_text(encoding="utf-8").strip().split("\n")]
-        arms: Mapping[str, Any] = facts["arms"]
-        names = [name for name in next(iter(arms.values()))["curve"][0] if name != "forwards"]
-        page = Page(f"{folder.resolve().name}: search", f"Search: {', '.join(facts['trained_on'])}").lead(_lead(facts))
-        page.section("Over the budget", NOTE)
-        for name in names:
-            _curves(page, facts, name)
-        cells = []
-        for arm, one in arms.items():
-            first, last = one["curve"][0], one["curve"][-1]
-            changes = [f"{number(first[name])} → {number(last[name])}" for name in names]
-            cells.append([arm, f"{one['images']:,}", *changes])
-        page.section("From the first image to the best").table(cells, ["", "images", *names])
-        page.section("Images", "The first image that was drawn, and the best.")
-        for prompt in list(dict.fromkeys(row["prompt"] for row in rows))[:SHOWN]:
-            page.strip(prompt, _images(folder, [row for row in rows if row["prompt"] == prompt and row["arm"] in arms]))
+def write_search(folder: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write `FOLDER/report.html` of a finished search: what its search.json and search.jsonl hold."""
+    arms: Mapping[str, Any] = facts["arms"]
+    names = [name for name in next(iter(arms.values()))["curve"][0] if name != "forwards"]
+    page = Page(f"{folder.resolve().name}: search", f"Search: {', '.join(facts['trained_on'])}").lead(_lead(facts))
+    page.section("Over the budget", NOTE)
+    for name in names:
+        _curves(page, facts, name)
+    cells = []
+    for arm, one in arms.items():
+        first, last = one["curve"][0], one["curve"][-1]
+        cells.append([arm, f"{one['images']:,}", *(f"{number(first[name])} → {number(last[name])}" for name in names)])
+    page.section("From the first image to the best").table(cells, ["", "images", *names])
+    page.section("Images", "The first image that was drawn, and the best.")
+    for prompt in list(dict.fromkeys(row["prompt"] for row in rows))[:SHOWN]:
+        page.strip(prompt, _images(folder, [row for row in rows if row["prompt"] == prompt]))
     return page.write(folder / "report.html")
 
 
@@ -66,7 +60,7 @@ def _images(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Path,
     cells = []
     for row in rows:
         for which, record in (("first", row["records"][0]), ("best", row["records"][-1])):
-            path = folder / "images" / Path(row["files"][which]).name
             scores = ", ".join(f"{name} {number(score)}" for name, score in record["scores"].items())
-            cells.append((path, f"{row['arm']}, {which} ({record['forwards']} forwards): {scores}"))
+            text = f"{row['arm']}, {which} ({record['forwards']} forwards): {scores}"
+            cells.append((folder / row["files"][which], text))
     return cells

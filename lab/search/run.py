@@ -26,6 +26,7 @@ from diffrl.records.disk import write_text
 from diffrl.records.progress_bar import progress
 from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import save_image
+from diffrl.report.sections import pick
 from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
@@ -108,9 +109,10 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         pieces.gather(len(tasks))
-        result = _summary(settings, job, list(pieces.rows().values()), scorer, watcher, benches)
+        rows = list(pieces.rows().values())
+        result = _summary(settings, job, rows, scorer, watcher, benches)
         write_text(out / "search.json", json.dumps(result, indent=1) + "\n")
-        write_search(out)
+        write_search(out, result, rows)
     accelerator.wait_for_everyone()
     return dict(json.loads((out / "search.json").read_text(encoding="utf-8")))
 
@@ -279,8 +281,7 @@ def _summary(
         mine = [row for row in rows if row["arm"] == arm]
         marks = sorted({record["forwards"] for row in mine for record in row["records"]})
         first = max(row["records"][0]["forwards"] for row in mine)
-        marks = [mark for mark in marks if mark >= first]
-        marks = sorted({*(marks[round(i * (len(marks) - 1) / 38)] for i in range(39)), settings.budget})
+        marks = sorted({*pick([mark for mark in marks if mark >= first], 39), settings.budget})
         spent = max(row["candidates"]["forwards"][-1] for row in mine)
         points = [{"forwards": mark, **_means(mine, names, mark)} for mark in marks]
         about = {"method": method, "base": bench.snapshot is None and settings.base, "sampler": bench.spec.sampler}
