@@ -1,10 +1,10 @@
 """The one reader of LoRA files: diffusers', peft's, kohya's and musubi's, ComfyUI's, ai-toolkit's; DoRA, and ranks and
 alphas of each layer. What it returns is what diffusers makes of the file.
 
-Names of layers that are this network's own, after any prefix and with dots or underscores, are read as they are;
-everything else goes through the converters of diffusers (`pipe.lora_state_dict`). The result is loaded by diffusers
-(`load_lora_adapter`) into a network without weights, and read off its layers. A tensor of the file that ends nowhere is
-an error: half of a LoRA is another LoRA.
+Names of layers that are this network's own, after any prefix and with dots or underscores, are read as they are, and
+so are ComfyUI's names of its weights (`diffrl.policy.comfyui`); everything else goes through the converters of
+diffusers (`pipe.lora_state_dict`). The result is loaded by diffusers (`load_lora_adapter`) into a network without
+weights, and read off its layers. A tensor of the file that ends nowhere is an error: half of a LoRA is another LoRA.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
 from diffrl.policy import find_family, find_model
+from diffrl.policy.comfyui import by_layers, split
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
 from diffrl.policy.places import check_magnitudes, check_numbers, check_places, check_start
 from diffrl.policy.text_cache import quiet
@@ -45,14 +46,7 @@ from diffrl.policy.text_cache import quiet
 log = logging.getLogger("diffrl")
 FILE = "file"  # the adapter's name while it is read
 TEXT = re.compile(r"text_encoder(_\d)?\.")
-MATRIX = re.compile(
-    r"\.(lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up|alpha|dora_scale|lora_magnitude_vector)"
-    r"(\.default|\.default_0)?(\.weight)?"
-)
 DOWN = re.compile(r"\.down\.weight$|lora_A\.weight$|lora_down\.weight$")
-KINDS = {"lora_down": "lora_A", "lora.down": "lora_A", "lora_up": "lora_B", "lora.up": "lora_B"}
-PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_",
-            "lora_transformer_", "lycoris_")  # fmt: skip
 OTHERS = {  # forms that are no low-rank sum, by what their names have
     ".lokr_": "LoKr",
     ".hada_": "LoHa",
@@ -191,7 +185,7 @@ def _in_diffusers_form(
 ) -> tuple[dict[str, Tensor], Any, dict[str, Any]]:
     """Tensors, alphas and metadata, with the names that diffusers' `load_lora_adapter` takes."""
     prefix = f"{backbone.denoiser}."
-    if (direct := _by_own_names(tensors, prefix, network)) is not None:
+    if (direct := _by_own_names(by_layers(tensors, network), prefix, network)) is not None:
         return direct, None, metadata
     _check_converted(tensors, backbone)
     return _converted(dict(tensors), backbone, metadata)
@@ -206,7 +200,7 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
         if TEXT.match(key):
             state[key] = value
             continue
-        stem, kind = _split(key)
+        stem, kind = split(key)
         layer = layers.get(stem)
         if kind is None or layer is None:
             return None
@@ -232,17 +226,6 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
     return state
 
 
-def _split(key: str) -> tuple[str, str | None]:
-    """A layer's name without prefixes, and what the tensor is in it; None: something else."""
-    found = MATRIX.search(key)
-    if found is None or found.end() != len(key):
-        return key, None
-    stem = key[: found.start()]
-    for prefix in PREFIXES:
-        stem = stem.removeprefix(prefix)
-    return stem, KINDS.get(found[1], found[1])
-
-
 def _converted(tensors: dict[str, Tensor], backbone: Any, metadata: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """What the pipeline's own converter makes of them."""
     words = {"unet_config": backbone.network.config} if backbone.denoiser == "unet" else {}
@@ -258,16 +241,16 @@ def _check_converted(tensors: Mapping[str, Tensor], backbone: Any) -> None:
     Each tensor is sent through as a number of its own, with alphas that scale nothing.
     """
     numbers = {key: number for number, key in enumerate(tensors, 1)}
-    ranks = {_split(key)[0]: len(value) for key, value in tensors.items() if _split(key)[1] == "lora_A"}
+    ranks = {split(key)[0]: len(value) for key, value in tensors.items() if split(key)[1] == "lora_A"}
     marked: dict[str, Tensor] = {}
     for key, value in tensors.items():
-        number = float(ranks.get(_split(key)[0], 1) if _split(key)[1] == "alpha" else numbers[key])
+        number = float(ranks.get(split(key)[0], 1) if split(key)[1] == "alpha" else numbers[key])
         marked[key] = torch.tensor(number).expand(value.shape)
     found: set[float] = set()
     for value in _converted({key: value.clone() for key, value in marked.items()}, backbone, {})[0].values():
         if isinstance(value, Tensor) and value.ndim > 1:
             found |= {*value.flatten(1)[:, 0].tolist(), *value.flatten(1)[0].tolist()}
-    lost = [key for key, value in tensors.items() if _split(key)[1] != "alpha" and numbers[key] not in found]
+    lost = [key for key, value in tensors.items() if split(key)[1] != "alpha" and numbers[key] not in found]
     if lost:
         kind = type(backbone.network).__name__
         text = f"{len(lost)} of its {len(tensors)} tensors have no place in {kind}, beginning with {lost[0]}"

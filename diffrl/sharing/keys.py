@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec
+from diffrl.policy.comfyui import LUMINA2, weights_of
 
 JOINT = (
     r"transformer_blocks\.\d+\.(attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)|norm1(_context)?\.linear|"
@@ -44,17 +45,6 @@ Z_IMAGE = (
 UNET = (
     r".*\.(attn[12]\.(to_[qkv]|to_out\.0)|ff\.net\.(0\.proj|2)|proj_in|proj_out|time_emb_proj)|(time|add)_embedding.*"
 )
-LUMINA2 = {  # ComfyUI's names by diffusers'
-    r"attn\.to_out\.0$": "attention.out",
-    r"feed_forward\.linear_([123])$": r"feed_forward.w\1",
-    r"norm1\.linear$": "adaLN_modulation.1",
-    r"^norm_out\.linear_1$": "final_layer.adaLN_modulation.1",
-    r"^norm_out\.linear_2$": "final_layer.linear",
-    r"^x_embedder$": "x_embedder",
-    r"^time_caption_embed\.timestep_embedder\.linear_1$": "t_embedder.mlp.0",
-    r"^time_caption_embed\.timestep_embedder\.linear_2$": "t_embedder.mlp.2",
-    r"^time_caption_embed\.caption_embedder\.1$": "cap_embedder.1",
-}
 READ: dict[str, str] = {  # by pipeline class: diffusers' layers that ComfyUI knows; of the others it reads every one
     "StableDiffusion3Pipeline": JOINT + r"|transformer_blocks\.\d+\.attn2\.(to_[qkv]|to_out\.0)",
     "FluxPipeline": FLUX,
@@ -66,7 +56,7 @@ READ: dict[str, str] = {  # by pipeline class: diffusers' layers that ComfyUI kn
     "HiDreamImagePipeline": ".*",
     "Krea2Pipeline": KREA2,
     "ZImagePipeline": Z_IMAGE,
-    "Lumina2Pipeline": r".*\.attn\.to_[qkv]|" + "|".join(f".*(?:{end})" for end in LUMINA2),
+    "Lumina2Pipeline": "|".join(LUMINA2),
     "StableDiffusionPipeline": UNET,
     "StableDiffusionXLPipeline": UNET,
 }
@@ -105,15 +95,8 @@ def _named(family: str, layers: list[str]) -> dict[str, list[str]]:
         return {"lora_unet_" + layer.replace(".", "_"): [layer] for layer in layers}
     if family != "Lumina2Pipeline":
         return {f"transformer.{layer}": [layer] for layer in layers}
-    names: dict[str, list[str]] = {}
-    for layer in layers:
-        name = re.sub(r"attn\.to_[qkv]$", "attention.qkv", layer)
-        for end, theirs in LUMINA2.items():
-            name = re.sub(end, theirs, name)
-        names.setdefault(f"diffusion_model.{name}", []).append(layer)
+    names = {f"diffusion_model.{name}": parts for name, parts in weights_of(LUMINA2, layers).items()}
     for name, parts in names.items():
-        if name.endswith(".qkv"):  # its rows are q, k and v, in this order
-            parts.sort(key=lambda layer: "qkv".index(layer[-1]))
-            if len(parts) != 3:
-                raise UserError(f"ComfyUI has {name} as one weight, and the LoRA only {', '.join(parts)} of it")
+        if name.endswith(".qkv") and len(parts) != 3:
+            raise UserError(f"ComfyUI has {name} as one weight, and the LoRA only {', '.join(parts)} of it")
     return names
