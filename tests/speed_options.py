@@ -71,7 +71,7 @@ def assert_options_leave_the_gradient(
     config_file: Any, monkeypatch: pytest.MonkeyPatch, method: str, names: Collection[str] = OPTIONS
 ) -> None:
     """Of a method's first step on this process's device, which is repeated to the bit where nothing is changed."""
-    monkeypatch.setattr("diffrl.run.device.compile_blocks", traced)
+    monkeypatch.setattr("diffrl.policy.engine.compile_blocks", traced)
 
     def gradient(name: str, words: list[str]) -> torch.Tensor:
         return first_gradient(load_config(config_file(name, **METHODS[method]), words))

@@ -14,7 +14,6 @@ from diffrl.config.reward import Watched
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.policy.cpu_workarounds import keep_pages
-from diffrl.policy.engine import compile_blocks, set_attention
 
 log = logging.getLogger("diffrl")
 
@@ -36,10 +35,14 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     if config.engine.encoders == "apart":
         policy.texts.room = policy.offloaded
     if config.engine.attention != "native":
+        from diffrl.policy.engine import set_attention
+
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:
         policy.vae.enable_tiling()
     if config.engine.compile:
+        from diffrl.policy.engine import compile_blocks
+
         compile_blocks(network)
     if policy.device.type == "cpu":
         keep_pages()

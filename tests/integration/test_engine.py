@@ -121,7 +121,7 @@ def test_a_compiled_run_is_the_same_run(config_file: Any, monkeypatch: pytest.Mo
     def traced(network: Any) -> None:
         seen.append(compile_blocks(network, backend="aot_eager"))  # as inductor, without its compiler's seconds
 
-    monkeypatch.setattr("diffrl.run.device.compile_blocks", traced)
+    monkeypatch.setattr("diffrl.policy.engine.compile_blocks", traced)
     train(load_config(compiled, ["engine.compile=true", "optimise.gradient_checkpointing=true"]))
     torch.compiler.reset()
     assert seen == [2]
