@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from diffrl.continuations import chain_forwards, finish, tail_sigmas
 from diffrl.forward import Prediction
 from diffrl.samplers import DpmState, gaussian_log_prob, ode_step, sde_kernel, window_steps
 from diffrl.sampling import SamplerSpec
@@ -113,6 +112,8 @@ class SampleJob:
         solver: str = "euler",
         first: Prediction | None = None,
     ) -> Tensor:
+        from diffrl.continuations import finish
+
         return finish(self.predict, self.policy.process, x, cond, sigmas, self.spec.guidance_scale, solver, first)
 
     def begin(self, texts: Sequence[str], members: Sequence[int], same: bool) -> Tensor:
@@ -206,6 +207,8 @@ class Chain:
         return chain(job, job.begin(texts, members, job.spec.same_noise), cond, noise)
 
     def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
+        from diffrl.continuations import chain_forwards
+
         return len(members) * chain_forwards(spec, start)
 
 
@@ -240,6 +243,8 @@ def chain(job: SampleJob, x: Tensor, cond: Conditioning, noise: Tensor, view: Vi
     log_prob, views = x.new_zeros(len(x), len(kept)), []
     for i in range(spec.steps):
         if spec.tail is not None and i == first + width:
+            from diffrl.continuations import tail_sigmas
+
             x = job.finish(x, cond, tail_sigmas(job.sigmas, i, spec.tail), TAIL_SOLVER)
             break
         t, t_next = job.ends(x, i)
