@@ -29,7 +29,7 @@ from torch import nn
 from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.marble.combiner import Marble
 from diffrl.methods.nft.objective import NFT
-from diffrl.methods.shared.regions import SpatialRows
+from diffrl.methods.shared.spatial import SpatialRows
 from diffrl.methods.shared.steps import StepRows
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.objective import Objective

@@ -24,7 +24,7 @@ from diffrl.methods.gardo.gate import GateShare
 from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.nft.objective import NFT
-from diffrl.methods.shared.regions import SpatialRows
+from diffrl.methods.shared.spatial import SpatialRows
 from diffrl.methods.shared.steps import StepRows, step_weights
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.rows import row_sigmas

@@ -19,7 +19,8 @@ from diffrl.forward import FlowMatching, Prediction
 from diffrl.methods.marble.bank import columns_of, loss_slopes
 from diffrl.methods.nft.objective import NFT
 from diffrl.methods.rwr.objective import Regression
-from diffrl.methods.shared.regions import Regions, SpatialRows, centred_cells
+from diffrl.methods.shared.regions import Regions, centred_cells
+from diffrl.methods.shared.spatial import SpatialRows
 from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
 from diffrl.objectives.rows import Rows
 from diffrl.records import checkpoint

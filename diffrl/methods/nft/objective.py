@@ -18,8 +18,7 @@ from torch import Tensor
 
 from diffrl.forward import Prediction
 from diffrl.methods.nft import NFTSection
-from diffrl.methods.nft.cells import contrast_of_cells, excess_of_cells
-from diffrl.methods.shared.regions import Spatial, SpatialRows
+from diffrl.methods.shared.spatial import Spatial, SpatialRows
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
@@ -75,6 +74,8 @@ class NFT(Spatial):
         phi = contrastive_losses(rows.x0, theta.x0, old.x0, self.b)
         if rows.cells is None:
             return phi
+        from diffrl.methods.nft.cells import contrast_of_cells, excess_of_cells
+
         contrast = contrast_of_cells(rows.x0, theta.x0, old.x0, self.b)
         return torch.cat([phi, excess_of_cells(contrast, rows.advantages, rows.cells, self.adv_clip)], dim=1)
 

@@ -21,15 +21,12 @@ GARDO and penalties are what they were.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from diffrl.advantages import Std, group_scale, weighted_sum
 from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
-from diffrl.objectives.objective import Objective
-from diffrl.objectives.rows import Rows
 from diffrl.rewards.mapped import known_means
 from diffrl.rollout import Rollout
 
@@ -83,30 +80,3 @@ class Regions:
         slopes, cells = self._slopes[:, rollout.first + sample], self._cells[1][:, sample]
         spread = (slopes[..., None, None] * cells[:, :, None]).sum(0)
         return spread.to(rollout.latents.device, torch.float32, non_blocking=True)
-
-
-@dataclass(kw_only=True)
-class SpatialRows(Rows):
-    cells: Tensor | None = None  # (b, K, h, w) what each latent cell's advantage is above the row's; None: nothing
-
-
-class Spatial(Objective):
-    """An objective whose rows may have advantages of latent cells."""
-
-    regions: Regions | None = None
-
-    def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
-        """Train with the advantages of cells from now on, by the maps of these rewards, columns of the scores."""
-        self.regions = Regions(columns, names)
-        self.basis = None  # each reward has a scalar of its own
-
-    def advantages(self, scored: ScoredBatch) -> Tensor:
-        if self.regions is not None:
-            self.regions.see(self.rule, scored)
-        return super().advantages(scored)
-
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> SpatialRows:
-        rows = SpatialRows(**vars(super().rows(rollout, advantages, pairs, key)))
-        if self.regions is not None:
-            rows.cells = self.regions.of(rollout, pairs)
-        return rows
