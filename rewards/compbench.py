@@ -25,7 +25,8 @@ from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.blip_vqa import PARSER, language
 from diffrl_zoo.clip import clip_bytes, fit, shared_clip
 from diffrl_zoo.geneval import Detection, Detector
-from diffrl_zoo.loading import PRECISIONS, cannot_load, check_choice, pick_device, to_bytes, transformers_bytes
+from diffrl_zoo.inputs import check_choice, to_bytes
+from diffrl_zoo.loading import PRECISIONS, cannot_load, pick_device, transformers_bytes
 
 MODES = ("spatial", "depth", "numeracy", "action")
 DETECTOR, DEPTH, CLIP = "google/owlv2-base-patch16-ensemble", "Intel/dpt-hybrid-midas", "ViT-B-32-quickgelu"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.loading import check_choice
+from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vision import Looker
 
 RANGES = {"nearest": (0.0, 2.0), "vendi": (float("-inf"), float("inf"))}

@@ -37,7 +37,8 @@ from diffrl_zoo.geneval_rules import (
     parse_prompt,
     partial_credit,
 )
-from diffrl_zoo.loading import PRECISIONS, cannot_load, check_choice, dtype_of, pick_device, to_bytes
+from diffrl_zoo.inputs import check_choice, to_bytes
+from diffrl_zoo.loading import PRECISIONS, cannot_load, dtype_of, pick_device
 
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 PARAMETERS = 69_000_000  # of it, by its card

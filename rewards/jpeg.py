@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.loading import check_choice, to_pictures
+from diffrl_zoo.inputs import check_choice, to_pictures
 
 RANGES = {"compressibility": (float("-inf"), 0.0), "incompressibility": (0.0, float("inf"))}
 

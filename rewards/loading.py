@@ -1,11 +1,8 @@
-"""What the zoo's rewards share to load models and to look at images: precisions, devices, files, bytes, errors.
-
-Shapes: B images, H x W pixels.
-"""
+"""What the zoo's rewards share to load models: precisions, devices, files, bytes, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,19 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.registry import load_reward, takes
+from diffrl_zoo.inputs import check_choice
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALVES = {"siglip": "SiglipVisionModel", "clip": "CLIPVisionModel"}  # of image and text: what has the image's half
-
-
-def check_choice(key: str, value: str, known: Collection[str], reward: str) -> None:
-    """UserError, in the reward's name and with the nearest one, if `value` is not among the `known`."""
-    if value not in known:
-        raise UserError(f'{reward}: unknown {key} "{value}"{nearest(value, known)}')
 
 
 def dtype_of(precision: str, reward: str) -> torch.dtype:
@@ -79,18 +71,6 @@ def weights_file(path: str | None, repository: str, file: str, reward: str) -> P
 def channels(device: torch.device, *values: Sequence[float]) -> Iterator[Tensor]:
     """Each of the `values`, one for each colour, as (3, 1, 1)."""
     return (torch.tensor(value, device=device).view(3, 1, 1) for value in values)
-
-
-def to_bytes(images: Tensor) -> Tensor:
-    """(..., H, W) in [0, 1] as uint8 on the CPU."""
-    return (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8)
-
-
-def to_pictures(images: Tensor) -> list[Any]:
-    """(B, 3, H, W) in [0, 1] as Pillow's pictures."""
-    from PIL import Image
-
-    return [Image.fromarray(pixels.numpy()) for pixels in to_bytes(images).permute(0, 2, 3, 1)]
 
 
 def transformers_bytes(kind: str, model: str, precision: str, half: bool = False) -> int | None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.loading import pick_device, to_pictures
+from diffrl_zoo.inputs import to_pictures
+from diffrl_zoo.loading import pick_device
 from diffrl_zoo.vlm.parse import questions_of
 
 MODEL = "damo/mplug_visual-question-answering_coco_large_en"

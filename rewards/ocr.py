@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.loading import check_choice, to_bytes
+from diffrl_zoo.inputs import check_choice, to_bytes
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.question import Question
 

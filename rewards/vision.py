@@ -15,7 +15,8 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl_zoo.clip import ClipModel, ImageEncoder, clip_bytes, fit, shared_clip
-from diffrl_zoo.loading import HALVES, cannot_load, channels, check_choice, dtype_of, pick_device, transformers_bytes
+from diffrl_zoo.inputs import check_choice
+from diffrl_zoo.loading import HALVES, cannot_load, channels, dtype_of, pick_device, transformers_bytes
 
 FEATURES = ("clip", "transformers")
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers

@@ -24,7 +24,8 @@ from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.rewards.protocol import RewardError, Unscored
 from diffrl.rewards.secrets import variable
-from diffrl_zoo.loading import cannot_load, dtype_of, pick_device, to_pictures, transformers_bytes
+from diffrl_zoo.inputs import to_pictures
+from diffrl_zoo.loading import cannot_load, dtype_of, pick_device, transformers_bytes
 from diffrl_zoo.vlm.parse import line_starts, plain
 from diffrl_zoo.vlm.question import Question, Reply, Unreadable
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.loading import check_choice
+from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
 from diffrl_zoo.vlm.parse import yes_probability

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError, Unscored
-from diffrl_zoo.loading import check_choice
+from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.question import (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.loading import check_choice
+from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.loading import check_choice
+from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
 from diffrl_zoo.vlm.parse import read_columns
