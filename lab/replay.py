@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def replay(folder: Path, epoch: int, image: int, report: Callable[[str], None] =
         processes = max((int(event.get("processes", 1)) for event in history.read_history(folder)), default=1)
         compared = {"values": len(names), "differ": differ, "processes_then": processes}
         facts = {"run": folder.name, "epoch": epoch, "from": begun, "seed": config.seed} | witness.facts()
-        return Replayed(facts | {"compared": compared}, witness.latents, witness.image, witness.group)
+        group = torch.cat(witness.pictures)
+        return Replayed(facts | {"compared": compared}, witness.latents, group[witness.place], group)
     finally:
         run.close()
 
@@ -119,7 +121,9 @@ def _start(run: Run, folder: Path, epoch: int) -> Start:
     run.prepare()
     for hook in run.hooks:
         if isinstance(hook, HumanFeedback):  # people's answers of that time
-            hook.kept, hook.asked = 0, {name: _Answered(reward) for name, reward in hook.asked.items()}
+            hook.kept = 0
+            for reward in hook.asked.values():
+                reward.ask = partial(_answered, reward)  # type: ignore[method-assign]
     run.begin()
     return start
 
@@ -146,25 +150,16 @@ def _differences(epoch: int, then: Mapping[str, Any], now: Mapping[str, Any]) ->
     return differ
 
 
-class _Answered:
-    """Replays recorded human votes instead of asking for new ones. Read-only."""
-
-    def __init__(self, reward: Asker) -> None:
-        self.reward, self.groups = reward, reward.groups
-
-    def answered(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup]) -> Answers | None:
-        """What the run went on with."""
-        return self.reward.answered(run_dir, epoch, groups)
-
-    def ask(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Callable[[str], None]) -> Answers:
-        """Raises UserError where the answers are gone, or were given to other images."""
-        answers = self.answered(run_dir, epoch, groups)
-        if answers is None:
-            raise UserError(
-                f"replay: in {run_dir} no votes were asked for on these images of epoch {epoch}: they are gone, or "
-                "this machine draws the images with other last digits"
-            )
-        return answers
+def _answered(reward: Asker, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Any) -> Answers:
+    """`ask` of a reward with the votes that the run went on with; UserError where they are gone, or were given to other
+    images."""
+    answers = reward.answered(run_dir, epoch, groups)
+    if answers is None:
+        raise UserError(
+            f"replay: in {run_dir} no votes were asked for on these images of epoch {epoch}: they are gone, or "
+            "this machine draws the images with other last digits"
+        )
+    return answers
 
 
 class Witness(RunHook):
@@ -173,7 +168,8 @@ class Witness(RunHook):
     def __init__(self, run: Run, image: int) -> None:
         self.run, self.number = run, image
         size = run.config.rollout.group_size
-        self.members = range(image - image % size, image - image % size + size)
+        self.place = image % size  # in its group
+        self.members = range(image - self.place, image - self.place + size)
         self.pictures: list[Tensor] = []
         self.scores = self.advantages = torch.empty(0)
         self.rollout: Rollout | None = None
@@ -210,14 +206,6 @@ class Witness(RunHook):
         assert self.rollout is not None, "the epoch has been trained"
         return self.rollout.latents[self.number].cpu()
 
-    @property
-    def group(self) -> Tensor:
-        return torch.cat(self.pictures)
-
-    @property
-    def image(self) -> Tensor:
-        return self.group[self.members.index(self.number)]
-
     def facts(self) -> dict[str, Any]:
         """What the run made of the image."""
         run, rollout = self.run, self.rollout
@@ -229,7 +217,7 @@ class Witness(RunHook):
              "advantage": _plain(self.advantages[i])}
             for i in self.members
         ]  # fmt: skip
-        objective, own = run.objective, group[self.members.index(self.number)]
+        objective, own = run.objective, group[self.place]
         rule = objective.rule
         columns = [*(run.config.rewards if rule.each else ()), *(["all"] if rule.total is not None else [])]
         return {

@@ -6,16 +6,14 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from diffrl.pictures import grid
 from diffrl.records.disk import replacing, write_text, writing
 from diffrl.records.tracking import save_image
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def write(facts: Mapping[str, Any], image: Tensor, group: Tensor, out: Path) -> list[Path]:
