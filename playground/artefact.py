@@ -6,7 +6,6 @@ Held out from training, it shows reward hacking that the verifier's facts do not
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,15 +24,6 @@ _AXES = 10  # principal axes of the search: 90 % of the patches' variance
 _CANDIDATES = 4
 
 
-@dataclass(frozen=True)
-class Bank:
-    """`patches` (M, 192) uint8, all different; `axes` (192, 10); `tree` over `patches @ axes`."""
-
-    patches: np.ndarray
-    axes: np.ndarray
-    tree: cKDTree
-
-
 def _patches(pixels: np.ndarray) -> np.ndarray:
     """The 8 x 8 patches of a grid: uint8 (B, 64, 64, 3) -> (B * 64, 192)."""
     cells = SIZE // PATCH
@@ -48,7 +38,8 @@ def bank_images(count: int = BANK_IMAGES) -> np.ndarray:
 
 
 @functools.cache
-def _bank() -> Bank:
+def _bank() -> tuple[np.ndarray, np.ndarray, cKDTree]:
+    """The patches (M, 192) uint8, all different; axes (192, 10); a tree over `patches @ axes`."""
     patches = _patches(bank_images())
     # Equal patches (flat ones, above all) are kept once; a random projection finds them faster than sorting rows.
     weights = np.random.default_rng(0).random(patches.shape[1])
@@ -56,7 +47,7 @@ def _bank() -> Bank:
     patches = patches[np.unique(key, return_index=True)[1]]
     values = patches.astype(np.float32)
     axes = np.linalg.eigh(np.cov(values, rowvar=False))[1][:, -_AXES:].astype(np.float32)
-    return Bank(patches, axes, cKDTree(values @ axes))
+    return patches, axes, cKDTree(values @ axes)
 
 
 def artefact(images: Any) -> Tensor:
@@ -68,9 +59,9 @@ def artefact(images: Any) -> Tensor:
     those of the bank), renderings blurred by 2 pixels 0.033, blends of two 0.055, with noise of 6 % 0.06; pure noise
     0.29. `images`: as for `verifier.verify`; ValueError for another form.
     """
-    bank = _bank()
+    known, axes, tree = _bank()
     patches = _patches(to_pixels(images)).astype(np.float32)
-    _, candidates = bank.tree.query(patches @ bank.axes, k=_CANDIDATES, eps=0.5)
-    difference = bank.patches[candidates] - patches[:, None]
+    _, candidates = tree.query(patches @ axes, k=_CANDIDATES, eps=0.5)
+    difference = known[candidates] - patches[:, None]
     distance = np.sqrt(np.square(difference).mean(-1)).min(1) / 255.0
     return torch.from_numpy(distance.reshape(-1, (SIZE // PATCH) ** 2).mean(1).astype(np.float32))

@@ -13,21 +13,7 @@ from diffrl.divgen.prompts import shares, take
 from diffrl.prompts import Prompt
 from diffrl.seeds import seed_of
 
-from .grammar import (
-    BACKGROUNDS,
-    COLORS,
-    HAIRS,
-    MOODS,
-    NAMES,
-    NUMBERS,
-    SHAPES,
-    SKINS,
-    STYLES,
-    TONES,
-    YES_NO,
-    Caption,
-    possible,
-)
+from .grammar import COLORS, NAMES, NUMBERS, SHAPES, STYLES, TONES, VALUES, Caption, possible
 from .sight import SIZE, to_pixels
 from .verifier import glance
 
@@ -35,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULTS = {"identity": "playground", "style": "clip", "layout": "playground", "features": "clip", "lpips": NONE}
-_FEATURES = {"skin": SKINS, "hair": HAIRS, "mood": MOODS, "glasses": YES_NO, "hat": YES_NO}
-_GROUND: dict[str, Sequence[str]] = {"background": ("", *BACKGROUNDS)}
+_FEATURES = {name: VALUES[name] for name in ("skin", "hair", "mood", "glasses", "hat")}
+_GROUND: dict[str, Sequence[str]] = {"background": ("", *VALUES["background"])}
 
 
 def benchmark(total: int) -> list[Prompt]:
@@ -46,7 +32,7 @@ def benchmark(total: int) -> list[Prompt]:
     about = {name: ("", *_FEATURES[name]) for name in ("mood", "glasses", "hat")} | _GROUND
     heads = {
         f"{skin} skin, {hair} hair": _captions("heads", {"skin": skin, "hair": hair}, about)
-        for skin, hair in itertools.product(SKINS, HAIRS)
+        for skin, hair in itertools.product(_FEATURES["skin"], _FEATURES["hair"])
     }
     counted = {"shape": SHAPES, "color": COLORS, **_GROUND, "tone": ("", *TONES)}
     parts = [

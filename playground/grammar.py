@@ -45,7 +45,9 @@ LETTERS = "aehkloptux"
 KINDS = {"objects": 0.2, "counts": 0.2, "pairs": 0.1, "relations": 0.2, "words": 0.15, "heads": 0.15}
 SHAPED = ("objects", "counts", "pairs", "relations")
 TWO_THINGS = ("pairs", "relations")
-SUBSETS = ("all", "compositional", *KINDS, "styles", "tones")
+# Of prompts: their kinds, and the fact that they must say or "".
+SUBSETS = {"all": (tuple(KINDS), ""), "compositional": (SHAPED, ""), **{kind: ((kind,), "") for kind in KINDS}}
+SUBSETS |= {"styles": (SHAPED, "style"), "tones": (SHAPED, "tone")}
 SPLITS = ("train", "validation", "test")
 SPLIT_OF_TENTH = ("train",) * 8 + ("validation", "test")
 
@@ -317,12 +319,7 @@ def misdescribe(caption: Caption, rng: np.random.Generator, share: float) -> Cap
 
 def shares_of(subset: str) -> tuple[dict[str, float], str]:
     """`(share of each kind, the fact that its prompts must say or "")` of a subset; ValueError for an unknown one."""
-    if subset == "all":
-        return KINDS, ""
-    if subset in KINDS:
-        return {subset: 1.0}, ""
-    if subset == "compositional":
-        return {kind: KINDS[kind] for kind in SHAPED}, ""
-    if subset in ("styles", "tones"):
-        return {kind: KINDS[kind] for kind in SHAPED}, subset[:-1]
-    raise ValueError(f"no playground subset {subset!r} (choose from: {', '.join(SUBSETS)})")
+    if subset not in SUBSETS:
+        raise ValueError(f"no playground subset {subset!r} (choose from: {', '.join(SUBSETS)})")
+    kinds, must = SUBSETS[subset]
+    return {kind: KINDS[kind] for kind in kinds}, must
