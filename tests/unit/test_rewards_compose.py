@@ -13,14 +13,9 @@ from torch import Tensor
 from diffrl.config import dump, load_config
 from diffrl.config.help import help_config
 from diffrl.errors import UserError
-from diffrl.rewards.compose import (
-    ScoreTransform,
-    bound,
-    clip,
-    confidence,
-    modulate,
-)
+from diffrl.rewards.compose import ScoreTransform
 from diffrl.rewards.order import STEPS, in_order
+from diffrl.rewards.steps import bound, clip, confidence, modulate
 
 NAN = math.nan
 SCORES = torch.tensor([-2.0, 0.0, NAN, 1.0, 5.0, NAN])
