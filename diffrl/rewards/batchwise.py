@@ -18,7 +18,8 @@ from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked
 from diffrl.rewards.protocol import Metadata, Reward, RewardError, ability
 
-Everyone = Callable[[Tensor], tuple[Tensor, int]]
+# Of several processes: the rows of one to those of all, and the place of its first
+Everyone = Callable[[Tensor], tuple[Tensor, int]] | None
 
 
 class Batchwise(Reward, Protocol):
@@ -39,11 +40,6 @@ class Batchwise(Reward, Protocol):
         ...
 
 
-def alone(rows: Tensor) -> tuple[Tensor, int]:
-    """The batch of one process: the rows of all, and the place of its first."""
-    return rows, 0
-
-
 def compared(reward: Reward) -> str:
     """What else a score depends on: "the images of a group", "all images of a batch", or nothing."""
     if ability(reward, "batchwise"):
@@ -51,10 +47,12 @@ def compared(reward: Reward) -> str:
     return "the images of a group" if ability(reward, "groupwise") else ""
 
 
-def gains(name: str, reward: Batchwise, rows: Tensor, texts: Sequence[str], everyone: Everyone) -> tuple[Tensor, float]:
+def gains(
+    name: str, reward: Batchwise, rows: Tensor, texts: Sequence[str], everyone: Everyone = None
+) -> tuple[Tensor, float]:
     """Scores (n,) of this process's images, which `rows` (n, W) describe, NaN where it does not apply; the batch's
     figure. Raises `RewardError` for what `gains` raises and for scores that are none."""
-    whole, first = everyone(rows)
+    whole, first = (rows, 0) if everyone is None else everyone(rows)
     known = ~whole.isnan().any(1)
     mine = known[first : first + len(rows)]
     wanted = torch.arange(first, first + len(rows))[mine]

@@ -11,8 +11,7 @@ import torch
 
 from diffrl.errors import UserError
 from diffrl.rewards.columns import Column, check_one
-from diffrl.rewards.offloading import Offloaded, find_offloaded, modules_of
-from diffrl.rewards.protocol import Reward, ability
+from diffrl.rewards.protocol import Reward, ability, find_offloaded
 from diffrl.rewards.registry import load_reward, takes
 
 # Abilities of rewards whose calls are more than scores: these can be neither kept nor moved.
@@ -62,6 +61,8 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
             raise UserError(f'{name}: {asked}: the reward "{entry.plugin}" {why}; leave it out')
         try:
             if entry.offload and _place(reward) not in ("cpu", "mps"):
+                from diffrl.rewards.offloading import Offloaded
+
                 reward = offloaded[key] = offloaded.get(key) or Offloaded(reward, entry.offload == "apart")
             if entry.cache is not None:
                 from diffrl.rewards.wrappers import Cached, identity_for_cache
@@ -88,6 +89,10 @@ def _place(reward: Reward) -> str:
 
 def _check_shared(entries: Mapping[str, Entry], rewards: Mapping[str, Reward]) -> None:
     """Weights that two rewards share are offloaded by both or by neither: one would miss them while it is called."""
+    if not any(entry.offload for entry in entries.values()):
+        return
+    from diffrl.rewards.offloading import modules_of
+
     owner: dict[int, str] = {}
     for name, reward in rewards.items():
         if not entries[name].offload:

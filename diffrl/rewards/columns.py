@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.rewards.offloading import Wrapper
-from diffrl.rewards.protocol import Metadata, Reward, ability
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper, ability
 
 SINGLE = ("groupwise", "batchwise", "asks", "learns")  # abilities that go with one column alone
 

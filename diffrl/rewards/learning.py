@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from diffrl.rewards.offloading import Wrapper
-from diffrl.rewards.protocol import Metadata, Reward, ability
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper, ability
 
 Reduce = Callable[[Tensor], Tensor]
 

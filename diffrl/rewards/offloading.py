@@ -14,19 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
-from diffrl.rewards.protocol import ABILITIES, Metadata, Reward, ability
-
-
-class Wrapper:
-    """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
-
-    def __init__(self, reward: Reward) -> None:
-        self.reward, self.name = reward, reward.name
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ABILITIES and ABILITIES[name].kept:
-            return ability(self.reward, name)
-        raise AttributeError(f"{type(self).__name__} has no {name}")
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper
 
 
 class Offloaded(Wrapper):
@@ -35,6 +23,8 @@ class Offloaded(Wrapper):
     apart: the network makes room for its calls, see `Scorer.finish`. seconds: that copying took since it was last set
     to 0; bytes: of the weights. Raises `UserError` if there are no weights to move.
     """
+
+    moves = True
 
     def __init__(self, reward: Reward, apart: bool = False) -> None:
         super().__init__(reward)
@@ -95,13 +85,6 @@ class Offloaded(Wrapper):
     def _to(self, device: Any) -> None:
         for module in self.modules:
             module.to(device)
-
-
-def find_offloaded(reward: object) -> Offloaded | None:
-    """The `Offloaded` in a reward with its wrappers, if there is one."""
-    while isinstance(reward, Wrapper) and not isinstance(reward, Offloaded):
-        reward = reward.reward
-    return reward if isinstance(reward, Offloaded) else None
 
 
 def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from diffrl.records.groups import ImageGroup
+    from diffrl.rewards.offloading import Offloaded
 
 Metadata = Mapping[str, Any]
 
@@ -319,3 +320,24 @@ def missing_of_instance(reward: object) -> list[str]:
             lacking = [method for method in one.methods if not callable(getattr(reward, method, None))]
             missing += [f"`{ability_name}` is declared, but the method {method} is missing" for method in lacking]
     return missing
+
+
+class Wrapper:
+    """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
+
+    moves = False  # `diffrl.rewards.offloading.Offloaded` does
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward, self.name = reward, reward.name
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ABILITIES and ABILITIES[name].kept:
+            return ability(self.reward, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+
+def find_offloaded(reward: object) -> Offloaded | None:
+    """The `Offloaded` in a reward with its wrappers, if there is one."""
+    while isinstance(reward, Wrapper) and not reward.moves:
+        reward = reward.reward
+    return cast("Offloaded", reward) if isinstance(reward, Wrapper) else None

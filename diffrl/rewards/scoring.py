@@ -21,18 +21,16 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
+from diffrl.rewards import mapped
 from diffrl.rewards.answers import checked, judged, subject
-from diffrl.rewards.batchwise import Batchwise, Everyone, alone, gains
 from diffrl.rewards.columns import Column
-from diffrl.rewards.mapped import Maps, flat
-from diffrl.rewards.mapped import width as width_of
-from diffrl.rewards.offloading import find_offloaded
-from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability
+from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability, find_offloaded
 from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
     from diffrl.process_state import Noted
     from diffrl.prompts import Prompt
+    from diffrl.rewards.batchwise import Batchwise, Everyone
     from diffrl.rewards.beside import Beside
     from diffrl.rewards.learning import Learning
 
@@ -74,7 +72,7 @@ class Scorer:
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
         self.plugins, self.unscored = plugins or {}, Tally(self.names, unscored)
-        self.maps = Maps(spatial)
+        self.maps = mapped.Maps(spatial)
         self.check: Callable[[], object] = lambda: None
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
         self.figures: dict[str, float] = {}  # of the last batch, by the batch-wise rewards' names
@@ -126,7 +124,7 @@ class Scorer:
         self._note()
         try:
             own = self._begin([*self._here, *self._apart], images, prompts).result()
-            scores = self._score_batch(own, images, prompts, alone)
+            scores = self._score_batch(own, images, prompts, None)
             return scores if groups is None else self.score_groups(images, prompts, groups, scores)
         finally:
             self._put_back()
@@ -158,14 +156,13 @@ class Scorer:
         prompts: Sequence[Prompt],
         groups: Tensor,
         room: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
-        everyone: Everyone = alone,
+        everyone: Everyone = None,
     ) -> Tensor:
-        """Ends a phase of scoring: `scores` (B, K) with the columns of `later` filled, and no offloaded reward is on
-        its device any more.
+        """Ends a phase: `scores` (B, K) with the columns of `later` filled, and no offloaded reward on its device.
 
         `images`: parts (b, 3, H, W) of all B, needed where there is a reward for `later`; `groups` (B,) int64: images
         of one group need not be neighbours. `room`: entered while those score that stand apart, one after another.
-        `everyone`: rows of this process to those of all, and the place of its first; all processes come to it.
+        `everyone`: of several processes, `diffrl.rewards.batchwise.Everyone`; all of them come to it.
         """
         apart = self._apart
         self._trusted = {name for name, writes in self._writes.items() if not writes}
@@ -254,7 +251,7 @@ class Scorer:
             if name not in names or ability(reward, "asks") or name in self.groupwise or name in self.batchwise:
                 continue
             if name in self.maps:
-                rows = self._fill(torch.full((len(images), width_of(reward)), torch.nan), name, images, prompts)
+                rows = self._fill(torch.full((len(images), mapped.width(reward)), torch.nan), name, images, prompts)
                 scores[:, k] = self.maps.add(name, reward, rows)
             elif isinstance(reward, Column):
                 if (table := tables.get(id(reward.reward))) is None:
@@ -286,12 +283,15 @@ class Scorer:
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
         scores, self.figures = scores.clone(), {}
+        if not self.batchwise:
+            return scores
+        from diffrl.rewards.batchwise import gains
+
         for name in self.batchwise:
-            reward = cast(Batchwise, self.rewards[name])
+            k, reward = self.names.index(name), cast("Batchwise", self.rewards[name])
             rows = self._fill(torch.full((len(images), reward.width), torch.nan), name, images, prompts)
             with self._guarded(name):
-                found, self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
-            scores[:, self.names.index(name)] = found
+                scores[:, k], self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
         return scores
 
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -302,9 +302,9 @@ class Scorer:
         if isinstance(reward, Column):
             ask, width = reward.reward, reward.width
         elif name in self.maps:
-            ask, width = flat(reward), width_of(reward)
+            ask, width = mapped.flat(reward), mapped.width(reward)
         elif ability(reward, "batchwise"):
-            ask, width = cast(Batchwise, reward).describe, cast(Batchwise, reward).width
+            ask, width = cast("Batchwise", reward).describe, cast("Batchwise", reward).width
         images = _placed(name, reward, images)
         texts = [p.text for p in prompts]
         on = subject(name, texts)
@@ -388,8 +388,7 @@ def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
     try:
         return images if device is None else images.to(device=device)
     except Exception as error:
-        problem = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
-        raise RewardError(problem) from error
+        raise RewardError(f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}') from error
 
 
 def _same_device() -> Callable[[], None]:

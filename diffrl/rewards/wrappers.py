@@ -1,4 +1,4 @@
-"""A reward around another one that keeps its scores on the disk, and what makes a reward's scores what they are.
+"""A reward around another one that keeps its scores on the disk.
 
 It gives up gradients and embeddings: who needs those asks for the plain reward.
 """
@@ -10,9 +10,8 @@ import inspect
 import json
 import math
 import sqlite3
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,12 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.plugins import here, is_path
 from diffrl.rewards import digests, local
 from diffrl.rewards.answers import checked
 from diffrl.rewards.batchwise import compared
-from diffrl.rewards.offloading import Wrapper
-from diffrl.rewards.protocol import Metadata, Reward
-from diffrl.rewards.registry import is_module, load_class, split_name
-from diffrl.version import __version__
-
-ASIDE = ("device", "batch_size")  # arguments that do not change a score
-_END = 2**20
+from diffrl.rewards.identity import digest_of
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper
+from diffrl.rewards.registry import load_class
 
 
 class Cached(Wrapper):
@@ -93,88 +87,13 @@ class Cached(Wrapper):
         return hashlib.sha256(words.encode() + b"\0" + pixels.numpy().tobytes()).digest()
 
 
-def identity_of(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> str:
-    """What makes a reward's scores what they are, as a digest: its code, its arguments, the files that they name.
-
-    Files, and those of folders, count by their names, sizes, first and last MiB, so that another machine's copies are
-    the same. Of weights behind a hub's name it is the commits that count.
-    """
-    return _identity(plugin, arguments, reward, _ends)[0]
-
-
 def identity_for_cache(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> str:
-    """`identity_of` with whole files in the place of their ends, also those that the constructor's defaults name, and
-    with the versions of all packages that the code imports: nothing that may change a score is left out."""
+    """`diffrl.rewards.identity.identity_of` with whole files in the place of their ends, also those that the
+    constructor's defaults name, and with the versions of all packages that the code imports: nothing that may change a
+    score is left out."""
     defaults = {} if local.is_local(plugin) else inspect.signature(load_class(plugin)).parameters
     given = {key: one.default for key, one in defaults.items() if one.default is not one.empty} | dict(arguments)
     of_file = lambda file: [file.name, file.stat().st_size, digests.whole(file)]  # noqa: E731
-    text, imported = _identity(plugin, given, reward, of_file, whole=True)
+    text, imported = digest_of(plugin, given, reward, of_file, whole=True)
     known = digests.versions({"torch", "numpy", "PIL", *imported})
     return hashlib.sha256(json.dumps([text, known], sort_keys=True).encode()).hexdigest()
-
-
-def _identity(
-    plugin: str, arguments: Mapping[str, Any], reward: Reward, of_file: Callable[[Path], list[Any]], whole: bool = False
-) -> tuple[str, set[str]]:
-    """The digest, and the installed packages that the reward's code imports."""
-    from diffrl.hub import plain
-
-    imported: set[str] = set()
-    if local.is_local(plugin):
-        from diffrl.rewards.objects import of_object
-
-        code = of_object(local.find(plugin), whole)
-    else:
-        code, imported = _code(plugin)
-    used = {key: value for key, value in sorted(arguments.items()) if key not in ASIDE}
-    chosen = {key: [plain(value), stamp(here(value), of_file)] for key, value in used.items()}
-    behind = [getattr(reward, "identity", ""), getattr(reward, "commits", None) or {}]  # a server's own; the hub's
-    text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest(), imported
-
-
-def _code(plugin: str) -> tuple[str, set[str]]:
-    """The digest of the files that make a reward, with those of FILE.py:Class of d2:FILE.py:Class; the packages."""
-    plugin, inner = split_name(plugin)
-    reward_class = load_class(plugin)
-    source = _source(plugin, reward_class)
-    if source is None:
-        return "", set()
-    files, imported = digests.code_files(source, reward_class.__module__.partition(".")[0])
-    inside, more = _code(inner) if inner is not None and is_path(inner) else ("", set())
-    return digests.code_digest(files) + inside, imported | more
-
-
-def _source(plugin: str, reward_class: type) -> Path | None:
-    """The file where a reward stands, also one that only names what another file defines."""
-    if is_path(plugin):
-        return Path(plugin.rpartition(":")[0]).expanduser()
-    written = getattr(reward_class, "written", reward_class)
-    owner = sys.modules[plugin.partition(":")[0]] if is_module(plugin) else written
-    source = inspect.getsourcefile(owner)
-    return None if source is None else Path(source)
-
-
-def stamp(value: object, of_file: Callable[[Path], list[Any]] | None = None) -> list[Any]:
-    """Names, sizes and digests of the file, or of the folder's files, that `value` names; empty if it names none.
-
-    of_file: what is kept of each; None: the digest of its first and last MiB.
-    """
-    if not isinstance(value, str) or not value or "\0" in value:  # "" would be the folder where the process runs
-        return []
-    path = Path(value.partition(".py:")[0] + ".py" if ".py:" in value else value)
-    try:
-        files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
-        return [(of_file or _ends)(file) for file in files if file.is_file()]
-    except OSError:  # too long for a name, or not ours to read
-        return []
-
-
-def _ends(file: Path) -> list[Any]:
-    """Name, size, and digest of the first and the last MiB."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        parts = stream.read(_END)
-        stream.seek(max(size - _END, 0))
-        parts += stream.read(_END)
-    return [file.name, size, hashlib.sha256(parts).hexdigest()]

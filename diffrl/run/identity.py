@@ -26,7 +26,7 @@ from diffrl.version import __version__
 def contents(config: Config) -> Identity:
     """What the config names and needs no reward built."""
     from diffrl.files import sha256
-    from diffrl.rewards.wrappers import stamp
+    from diffrl.rewards.identity import stamp
 
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
     identity: Identity = {}
@@ -55,7 +55,7 @@ def contents(config: Config) -> Identity:
 
 def digests(config: Config, rewards: Mapping[str, Reward]) -> Identity:
     """Code and files of all rewards of the config, trained and watched, as they were built."""
-    from diffrl.rewards.wrappers import identity_of
+    from diffrl.rewards.identity import identity_of
 
     result: Identity = {}
     for table in ("rewards", "watch"):

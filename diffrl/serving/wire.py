@@ -26,7 +26,7 @@ from diffrl.pictures import to_rgb
 
 TENSORS, JSON = "application/x-safetensors", "application/json"
 PROTOCOL = 2  # changes when clients and servers of different versions cannot talk to each other
-IDENTITY = "Diffrl-Identity"  # header of every answer: what gave it (`diffrl.rewards.wrappers.identity_of`)
+IDENTITY = "Diffrl-Identity"  # header of every answer: what gave it (`diffrl.rewards.identity.identity_of`)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 

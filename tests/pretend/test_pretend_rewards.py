@@ -11,7 +11,7 @@ import torch
 from pretend_runs import config_of
 
 from diffrl.memory.fit import estimate
-from diffrl.rewards.offloading import find_offloaded
+from diffrl.rewards.protocol import find_offloaded
 from diffrl.run.run import Run
 
 MIB = 2**20

@@ -15,8 +15,9 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError
 from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.identity import identity_of, stamp
 from diffrl.rewards.offloading import Offloaded, modules_of
-from diffrl.rewards.wrappers import Cached, identity_of, stamp
+from diffrl.rewards.wrappers import Cached
 from diffrl.run.build import build_scorers
 
 CPU = torch.device("cpu")
