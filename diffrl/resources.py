@@ -10,6 +10,7 @@ from pathlib import Path
 from diffrl.errors import UserError, nearest
 
 _PACKAGE = Path(__file__).resolve().parent
+LORAS = ("lora", "healthy", "dial", "checkpoints")  # folders of a run with LoRAs
 
 
 def shipped(folder: str, *parts: str) -> Path:
@@ -37,3 +38,17 @@ def file_of_run(run: Path, name: str, what: str) -> Path:
     if not (run / name).stat().st_size:
         raise UserError(f"{what}: {run / name}: the file is empty")
     return run / name
+
+
+def holds_run(folder: Path) -> bool:
+    """Does it have what a run writes as it trains?"""
+    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+
+
+def owner_of(place: Path) -> str:
+    """Whose a file or folder of that name is, which a command may not write over: "a run", "a LoRA" of a run; or ""."""
+    place = place.resolve()
+    if holds_run(place):
+        return "a run"
+    runs = (folder for folder in place.parents if (folder / "config.yaml").is_file())
+    return "a LoRA" if any(place.relative_to(run).parts[0] in LORAS for run in runs) else ""

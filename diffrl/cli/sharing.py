@@ -66,8 +66,10 @@ def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _free(folder: Path) -> Path:
     """`folder`, or `folder-2`, ...: the first that holds no run."""
+    from diffrl.resources import holds_run
+
     number, candidate = 1, folder
-    while (candidate / "metrics.jsonl").exists() or (candidate / "checkpoints").exists():
+    while holds_run(candidate):
         number += 1
         candidate = folder.with_name(f"{folder.name}-{number}")
     return candidate

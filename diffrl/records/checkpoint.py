@@ -71,18 +71,30 @@ def intact(run_dir: str | Path) -> Iterator[Path]:
     return (path for path, problem in _examined(run_dir) if not problem)
 
 
+def of_step(run_dir: str | Path, step: int) -> Path:
+    """The checkpoint of a step, intact or not; UserError if there is none."""
+    known = _known(run_dir)
+    if step not in known:
+        there = f"there are {', '.join(map(str, sorted(known)))}" if known else f'"{run_dir}" has none'
+        raise UserError(f"--step: no checkpoint of step {step}; {there}")
+    return known[step]
+
+
 def _examined(run_dir: str | Path) -> Iterator[tuple[Path, str]]:
     """Each checkpoint, newest first, and what is wrong with it ("": it is intact)."""
-    root = Path(run_dir) / "checkpoints"
-    found = dict(steps(root, prefix=SET_ASIDE))
-    found.update(steps(root))  # one that was set aside counts only until its replacement is in place
-    for _, path in sorted(found.items(), reverse=True):
+    for _, path in sorted(_known(run_dir).items(), reverse=True):
         problem = ""
         try:
             _verify(path)
         except CheckpointError as error:
             problem = str(error)
         yield path, problem
+
+
+def _known(run_dir: str | Path) -> dict[int, Path]:
+    """Checkpoints by their steps; one that was set aside counts only until its replacement is in place."""
+    root = Path(run_dir) / "checkpoints"
+    return dict(steps(root, prefix=SET_ASIDE)) | dict(steps(root))
 
 
 def state_of(path: Path) -> Any:

@@ -17,10 +17,9 @@ from diffrl.policy import LoraSpec, find_model
 from diffrl.policy.reading import outline, read_lora, read_texts
 from diffrl.records import checkpoint
 from diffrl.records.disk import replacing
+from diffrl.resources import file_of_run, owner_of
 from diffrl.sharing.keys import for_comfyui
 from diffrl.sharing.merged import Weighted, merge
-
-PARTS = ("lora", "healthy", "dial", "checkpoints")  # folders of a run with LoRAs
 
 
 def export_merged(
@@ -79,12 +78,10 @@ def _check_out(source: str, loras: Sequence[tuple[str, float]], file: Path) -> N
     """UserError where a new file at `file` would take the place of a LoRA, or of weights of the run or the model."""
     if not file.exists():
         return
-    place, folder = file.resolve(), Path(source).resolve()
-    beneath = place.relative_to(folder).parts if place.is_relative_to(folder) else ()
-    read = [path for name, _ in loras if isinstance(path := find_lora(name), Path)]
-    of_source = beneath[:1] and (beneath[0] in PARTS or (place.parent / "config.json").is_file())
-    if of_source or any(path.samefile(file) for path in read):
-        raise UserError(f'--comfyui: "{file}" is one of the files that are read; name another file')
+    place, read = file.resolve(), [path for name, _ in loras if isinstance(path := find_lora(name), Path)]
+    of_model = place.is_relative_to(Path(source).resolve()) and (place.parent / "config.json").is_file()
+    if of_model or owner_of(place) or any(path.samefile(file) for path in read):
+        raise UserError(f'--comfyui: "{file}" is one of the files that are read, or a run\'s own; name another file')
 
 
 def choose(
@@ -99,14 +96,15 @@ def choose(
     if (run / "config.yaml").is_file() and not (run / "model_index.json").is_file():
         from diffrl.config import load_config
 
-        config = load_config(run / "config.yaml")
+        config = load_config(file_of_run(run, "config.yaml", "export"))
         model, loras = config.model, [*(weighted(one) for one in config.lora.merge), *loras]
-        name = str(run / "lora")
-        own, *texts = _read(name, model, strength)
-        if step is not None or snapshot is not None:
+        if step is None and snapshot is None:
+            chosen += _read(str(run / "lora"), model, strength)
+        else:
             name, state = _of_checkpoint(run, step, snapshot, spec_of(config.lora))
-            own = Weighted(name, state, strength, strength)
-        chosen += [own, *texts]
+            chosen.append(Weighted(name, state, strength, strength))
+            if config.lora.start is not None:  # its part for text encoders is not trained, and in no checkpoint
+                chosen += _read(config.lora.start, model, strength)[1:]
     elif step is not None or snapshot is not None or strength != 1.0:
         raise UserError(f'export: --step, --snapshot and --strength are of a run; "{source}" is no run\'s folder')
     for name, weight in loras:
@@ -129,13 +127,9 @@ def _read(name: str, model: str, strength: float) -> list[Weighted]:
 
 def _of_checkpoint(run: Path, step: int | None, snapshot: str | None, spec: LoraSpec) -> tuple[str, dict[str, Tensor]]:
     """The LoRA's name, and its matrices with the scale of their layer in B."""
-    paths = {int(path.name.rpartition("-")[2]): path for path in checkpoint.intact(run)}
-    if not paths:
+    path = checkpoint.latest(run) if step is None else checkpoint.of_step(run, step)
+    if path is None:
         raise UserError(f'export: "{run}" has no intact checkpoint')
-    if step is not None and step not in paths:
-        known = ", ".join(str(one) for one in sorted(paths))
-        raise UserError(f"--step: no checkpoint of step {step}; there are {known}")
-    path = paths[max(paths) if step is None else step]
     tensors, _ = checkpoint.load(path)
     snapshots = {"default": tensors["lora"]}
     snapshots |= {name: state for name, state in tensors.items() if set(state) == set(tensors["lora"])}

@@ -24,7 +24,7 @@ from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import check_writable, replacing, write_text
 from diffrl.records.tracking import read_metrics
 from diffrl.report import read_run, warnings_of
-from diffrl.resources import file_of_run
+from diffrl.resources import file_of_run, owner_of
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import load_class
@@ -135,12 +135,9 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
 def _check_out(run: Path, source: Path, out: Path) -> None:
     """UserError where nothing can be written, or where files of a run or the LoRA itself would be written over."""
     check_writable(out, "--out")
-    place = out.resolve()
-    of_run = any((place / name).exists() for name in ("metrics.jsonl", "checkpoints", "manifest.json"))
-    of_lora = place in (run.resolve() / "lora", lora_file(source).resolve().parent) or (place / EARLIER).exists()
-    if of_run or of_lora:
-        what = "a run's own" if of_run else "a LoRA's own"
-        raise UserError(f'--out: "{out}" is {what} folder; name another, such as {run / "publish"}')
+    of_lora = out.resolve() == lora_file(source).resolve().parent or (out / EARLIER).exists()
+    if owner := owner_of(out) or "a LoRA" * of_lora:
+        raise UserError(f'--out: "{out}" is {owner}\'s own folder; name another, such as {run / "publish"}')
 
 
 @contextmanager

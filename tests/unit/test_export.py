@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from diffrl.policy import load_policy
 from diffrl.records import checkpoint, saving
 from diffrl.records.disk import DiskError
 from diffrl.sharing import merged
-from diffrl.sharing.export import export_comfyui, export_merged
+from diffrl.sharing.export import choose, export_comfyui, export_merged
 
 
 def lora(model: Path, folder: Path, seed: int = 1, std: float = 0.1) -> str:
@@ -138,7 +139,7 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
 def test_a_run_s_step_snapshot_and_strength(run: Path, tiny_model: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     class Read:
         model = str(tiny_model)
-        lora = SimpleNamespace(merge=[], model_dump=lambda: {"rank": SPEC.rank, "alpha": SPEC.alpha})
+        lora = SimpleNamespace(merge=[], start=None, model_dump=lambda: {"rank": SPEC.rank, "alpha": SPEC.alpha})
 
     monkeypatch.setattr("diffrl.config.load_config", lambda path: Read)
     base = load_file(tiny_model / "transformer/diffusion_pytorch_model.safetensors")
@@ -168,6 +169,54 @@ def test_a_run_s_step_snapshot_and_strength(run: Path, tiny_model: Path, tmp_pat
         assert text in capsys.readouterr().err
 
 
+def test_a_step_is_read_from_its_checkpoint_alone(
+    run: Path, tiny_model: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """Its LoRA was read behind that of RUN/lora: no step could be written where that was gone, or of another kind."""
+    section = SimpleNamespace(merge=[], start=None, model_dump=lambda: {"rank": SPEC.rank, "alpha": SPEC.alpha})
+    config = SimpleNamespace(model=str(tiny_model), lora=section)
+    monkeypatch.setattr("diffrl.config.load_config", lambda path: config)
+    for damage in (lambda file: file.write_bytes(b"half"), lambda file: file.unlink()):
+        damage(run / "lora/pytorch_lora_weights.safetensors")
+        _, (step_1,) = choose(str(run), step=1)
+        state = checkpoint.load(run / "checkpoints/step-000001")[0]["ema"]
+        assert step_1.name == f"{run}/checkpoints/step-000001:ema"
+        for key, value in state.items():
+            assert torch.equal(step_1.state[key], value * (SPEC.scale if "lora_B" in key else 1.0))
+    file = run / "checkpoints/step-000002/lora.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    choose(str(run), step=1)
+    assert choose(str(run), snapshot="ema")[1][0].name == f"{run}/checkpoints/step-000001:ema"
+    assert main(["export", str(run), "--step", "2", "--merged", "--out", str(tmp_path / "out")]) == 1
+    assert "step-000002/lora.safetensors: " in (error := capsys.readouterr().err) and "bytes instead of" in error
+
+
+def test_a_step_of_a_run_that_began_as_a_lora_of_text_encoders_has_that_part(tmp_path: Path, monkeypatch) -> None:
+    """The encoders' part is not trained: it is in RUN/lora, in what the run began as, and in no checkpoint."""
+    model, start, run = tiny_sd(tmp_path / "sd"), tmp_path / "start.safetensors", tmp_path / "run"
+    policy = load_policy(str(model), lora=SPEC)
+    scramble(policy)
+    policy.save_lora(tmp_path)
+    stem = "text_encoder.text_model.encoder.layers.0.self_attn.q_proj"
+    size = policy.backbone.pipe.text_encoder.config.hidden_size
+    text = {f"{stem}.lora_A.weight": torch.ones(2, size), f"{stem}.lora_B.weight": torch.ones(size, 2)}
+    save_file(load_file(tmp_path / "pytorch_lora_weights.safetensors") | text, start)
+    policy = load_policy(str(model), lora=SPEC, start=start)
+    policy.save_lora(run / "lora")
+    saving.save(run, 1, {"lora": policy.state("default")}, {"epoch": 1}, keep=1)
+    (run / "config.yaml").write_text("model: x\n")
+    words = {"rank": SPEC.rank, "alpha": SPEC.alpha}
+    section = SimpleNamespace(merge=[], start=str(start), model_dump=lambda: words)
+    monkeypatch.setattr("diffrl.config.load_config", lambda path: SimpleNamespace(model=str(model), lora=section))
+    newest, step = choose(str(run))[1], choose(str(run), step=1)[1]
+    assert [one.part for one in newest] == [one.part for one in step] == [None, "text_encoder"]
+    for one, other in zip(newest, step, strict=True):
+        assert one.state.keys() == other.state.keys()
+        for key in one.state:
+            factors = [lora.scale if "lora_B" in key else 1.0 for lora in (one, other)]
+            torch.testing.assert_close(factors[0] * one.state[key], factors[1] * other.state[key])
+
+
 def merged_lora(folder: Path) -> tuple[dict[str, torch.Tensor], object]:
     tensors = load_file(folder / "pytorch_lora_weights.safetensors")
     return {key.removeprefix("transformer."): value for key, value in tensors.items()}, None
@@ -193,6 +242,8 @@ def test_several_loras_in_one_file_for_comfyui(tiny_model: Path, tmp_path: Path)
         ("run/lora/pytorch_lora_weights.safetensors", "is one of the files that are read"),
         ("run/checkpoints/step-000001/lora.safetensors", "is one of the files that are read"),
         ("link.safetensors", "is one of the files that are read"),
+        ("other/lora/pytorch_lora_weights.safetensors", "or a run's own; name another file"),
+        ("other/dial/lora/pytorch_lora_weights.safetensors", "or a run's own; name another file"),
         ("two/pytorch_lora_weights.safetensors", "is one of the files that are read"),
     ],
 )
@@ -201,6 +252,8 @@ def test_comfyui_s_file_takes_the_place_of_nothing_that_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lora(tiny_model, tmp_path / "two", seed=2)
+    shutil.copytree(run, "other")
+    shutil.copytree("other/lora", "other/dial/lora")
     Path("link.safetensors").symlink_to("run/lora/pytorch_lora_weights.safetensors")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert main(["export", "run", "--lora", "two", "--comfyui", file]) == 2
