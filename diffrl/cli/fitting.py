@@ -35,6 +35,7 @@ def add_fit(action: Callable[..., Any]) -> None:
 
 def _fit(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin, load_config, read_parameters
+    from diffrl.resources import file_of_run
     from diffrl.stand_ins import check_reward
 
     only_parameters(arguments, rest)
@@ -42,7 +43,8 @@ def _fit(arguments: argparse.Namespace, rest: list[str]) -> int:
     at("--on", check_plugin, arguments.on)
     config = Path(arguments.set).parent / "config.yaml"
     if config.is_file():  # RUN_DIR/votes: pictures of the run's model
-        at("--on", lambda on: check_reward(load_config(config).model, on, given), arguments.on)
+        model = load_config(file_of_run(config.parent, "config.yaml", "rewards fit")).model
+        at("--on", lambda on: check_reward(model, on, given), arguments.on)
     out = out_file(arguments.out, "--out", "mine.safetensors")
     from diffrl.reward_tools.fit import fit_head, lines
 

@@ -52,7 +52,7 @@ def make_config(
     """
     if base is None or isinstance(base, Config | Mapping):
         data = base.resolved() if isinstance(base, Config) else {}
-        source, folder = Source("config", data), "runs/run"
+        source, folder = Source("config", data, outside=outside), "runs/run"
         if isinstance(base, Mapping):
             source.merge(base)
     else:

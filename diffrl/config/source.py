@@ -124,7 +124,11 @@ class Source:
                 self.merge(value, here)
             else:
                 self._switch(here, value)
-                section[name] = _plain(value)
+                try:
+                    section[name] = _plain(value)
+                except RecursionError:
+                    text = "nested too deeply, or a list or table that holds itself"
+                    raise UserError(f"{self.outside}: {'.'.join(here)}: {text}") from None
             self.overridden.add(here)
 
     def _switch(self, path: tuple[str, ...], value: Any) -> None:

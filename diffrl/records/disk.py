@@ -103,9 +103,11 @@ def check_writable(folder: Path, what: str) -> None:
 
     Leaves nothing behind: the file that tries it has no name.
     """
-    taken = next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None)
+    check_name(folder, what)
+    taken = next((one for one in (folder, *folder.parents) if os.path.lexists(one) and not one.is_dir()), None)
     if taken is not None:
-        raise UserError(f'{what}: "{taken}" is a {special(taken) or "file"}; name a folder')
+        kind = special(taken) or "file" if taken.exists() else "link that leads nowhere"
+        raise UserError(f'{what}: "{taken}" is a {kind}; name a folder')
     existing = nearest_folder(folder / "file")
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
@@ -114,6 +116,27 @@ def check_writable(folder: Path, what: str) -> None:
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise UserError(f"{what}: nothing can be written to {existing} ({reason})") from error
+
+
+def check_name(path: Path, what: str, beside: str = "") -> None:
+    """UserError, beginning with `what`, for a path that no file can have: too long, or with what is no letter of one.
+
+    `beside`: letters that are added to the last name while it is written.
+    """
+    try:
+        sizes = {one: len(os.fsencode(one)) for one in (*path.parts[:-1], path.name + beside)}
+        longest = max(sizes, key=lambda one: sizes[one])
+        most = os.pathconf(nearest_folder(path), "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+        if sizes[longest] > most:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        os.lstat(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+            return  # it is not there, or cannot be looked at
+        shown = str(path) if len(str(path)) <= 80 else f"{str(path)[:77]}..."
+        raise UserError(
+            f'{what}: "{shown}" can be no file\'s name ({getattr(error, "strerror", None) or error})'
+        ) from None
 
 
 def nearest_folder(path: Path) -> Path:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from diffrl.errors import UserError
-from diffrl.records.disk import check_writable, special
+from diffrl.records.disk import check_name, check_writable, special
 
 log = logging.getLogger("diffrl")
 
@@ -19,6 +19,7 @@ def out_file(path: Path, what: str, example: str) -> Path:
         UserError: beginning with `what`, for a folder, device or FIFO, which a new file would take the place of, for
             another kind of file than `example` by its name (if that has a suffix), and where nothing can be written.
     """
+    check_name(path, what, beside="..tmp")
     if path.is_dir():
         raise UserError(f'{what}: "{path}" is a folder; name a file such as {path / example}')
     if kind := special(path):

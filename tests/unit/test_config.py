@@ -221,6 +221,17 @@ def test_a_bad_file_is_named_with_the_line(text, expected):
     assert message(text=text).startswith(expected)
 
 
+def test_what_holds_itself_in_a_program_is_named():
+    rows, table = [], {}
+    rows.append(rows)
+    table["x"] = table
+    for values, key in (({"lora": {"merge": rows}}, "lora.merge"), ({"rewards": table}, "rewards"), (table, "x")):
+        message = f"^argument: {key}: nested too deeply, or a list or table that holds itself$"
+        for base, more in ((None, values), ("playground/nft", values), (values, None)):
+            with pytest.raises(UserError, match=message):
+                make_config(base, values=more)
+
+
 def test_unreadable_files():
     with pytest.raises(UserError, match=r'no config "ko\.yaml" \(nearest: "ok\.yaml"\)'):
         load_config("ko.yaml")

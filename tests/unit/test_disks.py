@@ -216,3 +216,27 @@ def test_a_file_is_written_through_links_and_never_over_a_device_or_fifo(
     pdf = tmp_path / "x.pdf"
     assert main([*compare, str(pdf)]) == 2 and not pdf.exists()
     assert "is a .html file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "b/" + "c" * 300 + "/d", "e/" * 3000, "a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have_is_said_with_its_option(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for check in (check_writable, lambda path, what: out_file(path, what, "x.html")):
+        with pytest.raises(UserError, match=r'^--out: ".*" can be no file\'s name \(') as caught:
+            check(Path(name), "--out")
+        assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
+    assert not list(tmp_path.iterdir())
+    longest = "x" * 250  # and what stands around it while it is written
+    assert out_file(Path(longest), "--out", "x") == Path(longest)
+    write_text(Path(longest), "")
+
+
+def test_a_link_that_leads_nowhere_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("link", "loop", "loop/inner"):
+        with pytest.raises(UserError, match=r'--out: ".*(link|loop)" is a link that leads nowhere; name a folder'):
+            check_writable(tmp_path / name, "--out")
+    assert out_file(tmp_path / "link", "--out", "x") == tmp_path / "gone"  # a file is made where the link leads

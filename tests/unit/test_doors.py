@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,6 +189,8 @@ def test_letters_that_the_locale_has_not_are_one_line(
     [
         ["train", "--resume", "run"],
         ["publish", "run"],
+        ["export", "run", "--merged", "--out", "o"],
+        ["export", "run", "--comfyui", "x.safetensors"],
         ["sample", "playground", "--prompt", "x", "--out", "o", "--like", "run"],
         ["report", "run"],
     ],
@@ -219,3 +223,23 @@ def test_no_guidance_is_1_everywhere(alone: pytest.MonkeyPatch, capsys: pytest.C
     assert said in capsys.readouterr().err
     with pytest.raises(UserError, match=said):
         SamplerSpec("euler", 4, guidance_scale=0.0)
+
+
+def test_a_folder_that_is_gone_and_docstrings_that_are_gone_are_one_line(tmp_path: Path) -> None:
+    """Both ended in a traceback of a package, or in a config of the name `None`; help needs neither."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    for words, code, text in (
+        ("train playground/demo --dry-run", 2, "the folder that this runs in is gone (deleted or moved)"),
+        ("compare a b --out c.html", 2, "the folder that this runs in is gone (deleted or moved)"),
+        ("--help", 0, "usage: diffrl COMMAND"),
+    ):
+        gone.mkdir(exist_ok=True)
+        script = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m diffrl {words}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+        assert done.returncode == code and text in (done.stderr if code else done.stdout), done
+    optimised = [sys.executable, "-OO", "-m", "diffrl"]
+    done = subprocess.run([*optimised, "train", "playground/demo", "--dry-run"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "PYTHONOPTIMIZE=2" in line] == done.stderr.splitlines()
+    assert "usage: diffrl train" in subprocess.run([*optimised, "train", "-h"], capture_output=True, text=True).stdout
