@@ -24,6 +24,7 @@ COLORS = ("ink", "muted", "grid", "warn", *PARTS, "other", *(f"c{i}" for i in ra
 _PLACEHOLDER = {name: f"#0f{i:02x}f0" for i, name in enumerate(COLORS)}
 LEAST = 0.02  # of the largest value: what the y axis spans at least
 _MOST_POINTS = 400  # longer curves are averaged in this many pieces: more cannot be seen
+MOST_LETTERS = 6  # of a tick of the y axis: more of them would lie on its label
 SIZE = (3.5, 2.25)  # inches of 72 units: drawn about as wide as a phone, so that text keeps its size there
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
@@ -229,10 +230,12 @@ def _label(axes: Axes, axis: Axis) -> None:
     if not axis.log and high - low < (least := LEAST * max(abs(low), abs(high))):  # what hardly moves looks so
         low, high = (low + high - least) / 2, (low + high + least) / 2
         axes.set_ylim(low, high)
-    tiny = axis.log or max(abs(low), abs(high)) < 0.01
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value, tiny)))
     if axis.floor is not None:
         axes.set_ylim(min(low, axis.floor), max(high, axis.floor))
+    power = 0 if axis.log else _power(axes)
+    if power:
+        axes.set_ylabel(f"{axis.y} (×1e{power})".replace("-", "−").lstrip())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value / 10.0**power, axis.log)))
     if axis.time:
         seconds = axes.get_xlim()[1]
         unit, name = (3600.0, "hours") if seconds > 7200 else (60.0, "minutes") if seconds > 120 else (1.0, "seconds")
@@ -250,9 +253,18 @@ def _label(axes: Axes, axis: Axis) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
 
 
-def _score(value: float, tiny: bool) -> str:
-    """A tick of the y axis in few characters: 0.25, −3, or 2.5e−4 where all values are tiny."""
-    if not tiny or value == 0:
+def _power(axes: Axes) -> int:
+    """The power of ten that the y axis is in, so that its ticks differ and leave room for its label."""
+    low, high = axes.get_ylim()
+    largest = max(abs(low), abs(high))
+    texts = [_score(value, False) for value in axes.get_yticks() if low <= value <= high]
+    short = largest >= 0.01 and max(map(len, texts), default=0) <= MOST_LETTERS
+    return 0 if short or not largest else math.floor(math.log10(largest))
+
+
+def _score(value: float, decades: bool) -> str:
+    """A tick in few characters: 0.25, −3, or 2.5e−4 on an axis that spans decades."""
+    if not decades or value == 0:
         return f"{value:.4g}".replace("-", "−")
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}".replace("-", "−")

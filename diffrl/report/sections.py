@@ -182,7 +182,7 @@ def facts(run: RunData) -> str:
         versions = ", ".join(f"{name} {value}" for name, value in last.get("versions", {}).items())
         rows.append(["versions", versions])
         others_known = {"versions", "lower_is_better", *shown}  # the last is said at each value
-        rows += [[key, value] for key, value in last.items() if key not in others_known]
+        rows += [[key, value] for key, value in last.items() if key not in others_known and value not in ({}, [], None)]
         if len(run.starts) > 1:
             rows.append(["resumed", f"{len(run.starts) - 1} times; first started {run.starts[0]['started']}"])
     rows.append(["optimiser steps", f"{run.last.get('step', 0):,}"])
