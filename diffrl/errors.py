@@ -32,6 +32,17 @@ class TrainingError(RuntimeError):
         self.details = details
 
 
+def check_process() -> None:
+    """UserError for a process in which no command works: without docstrings, or in a folder that is gone."""
+    if sys.flags.optimize > 1:
+        text = "Python takes out docstrings (-OO, PYTHONOPTIMIZE=2), without which transformers and peft do not start"
+        raise UserError(f"{text}: use -O or PYTHONOPTIMIZE=1, or neither")
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError("the folder that this runs in is gone (deleted or moved): cd to one that is there") from error
+
+
 def first_of_machine() -> bool:
     """Does this process say what all processes of its machine meet? What machines have may differ."""
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from diffrl.cli.commands import subcommand
 from diffrl.cli.interrupted import leave_peers, loading, resumable
-from diffrl.errors import UserError, discard, first_of_machine, nearest, say
+from diffrl.errors import UserError, check_process, discard, first_of_machine, nearest, say
 from diffrl.run.peers import joined
 from diffrl.version import __version__
 
@@ -137,6 +137,7 @@ def _run(argv: list[str], parser: Parser) -> int:
             raise UserError(f'unknown option "{word}"{key if keyed else nearest(name, known)}')
         if not arguments.words_anywhere:
             subparser.error(f'unexpected argument "{word}"')
+    check_process()
     if argv[0] in JOINING:
         from diffrl.launched import check_launched
 
