@@ -60,6 +60,7 @@ class Noted:
         first = "torch" not in sys.modules  # what imports torch itself is compared with torch as it starts
         self._before = None if first else _state(elsewhere)
         self._filters, self._signals = list(warnings.filters), _signals()
+        self._path = list(sys.path) if threading.current_thread() is threading.main_thread() else []
 
     def put_back(self, tell: Callable[[str], None]) -> None:
         """Put back what has changed since, and say so, see `unchanged`."""
@@ -75,6 +76,9 @@ class Noted:
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
                 tell(f"changes what {signal.Signals(number).name} does; it was put back")
+        if not set(self._path) <= set(sys.path):  # more of them are a library's own affair
+            sys.path[:] = [*self._path, *(folder for folder in sys.path if folder not in self._path)]
+            tell("takes folders out of sys.path; they were put back")
         # A library may silence its own warnings for good; one that makes errors of them ends what others do.
         if any(one[0] == "error" and one not in self._filters for one in warnings.filters):
             warnings.resetwarnings()  # tells Python's cache that the list is another

@@ -71,6 +71,7 @@ MAIN_ONLY = {
     "from accelerate import init_empty_weights as e; KEPT.append(e()); KEPT[-1].__enter__()": "torch's own functions",
     "import io, sys; sys.stdout = io.StringIO()": "sys.stdout",
     "import sys; sys.setrecursionlimit(200)": "the recursion limit",
+    "import sys; sys.path[:] = ['/its/own']; sys.path.remove('/its/own')": "folders out of sys.path",
     "signal.alarm(1000)": "the timer of SIGALRM",
     "signal.signal(signal.SIGPIPE, signal.SIG_DFL)": "what SIGPIPE does",
     "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])": "which signals wait",
@@ -94,7 +95,7 @@ def state() -> tuple[Any, ...]:
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
         torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled, os.getcwd(), socket.getdefaulttimeout(),
-        list(warnings.filters), signal.getsignal(signal.SIGTERM),
+        list(warnings.filters), signal.getsignal(signal.SIGTERM), list(sys.path),
     )  # fmt: skip
 
 
