@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,7 +19,10 @@ from diffrl.records.disk import check_writable, inside, write_text
 from diffrl.records.identity import Identity
 from diffrl.records.lock import FolderLock, holder
 from diffrl.records.tracking import drop_lines, read_metrics, record_environment, save_samples
-from diffrl.run.start import Start, free_changes
+from diffrl.run.start import Start, config_identity
+
+if TYPE_CHECKING:
+    from diffrl.records.changes import Change
 
 Tensors = dict[str, dict[str, Tensor]]
 
@@ -51,7 +54,11 @@ class RunFolder:
         self.ended(None)
         from diffrl.config import dump
 
-        free = free_changes(config, self.path) if start.resumed else []
+        free: list[Change] = []
+        if start.resumed:
+            from diffrl.run.past import free_changes
+
+            free = free_changes(config, self.path, config_identity(config))
         dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
         record_environment(self.path, **facts)
         if start.then is not None or (start.resumed and start.path is not None):

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from diffrl.config import Config, door
 from diffrl.config.reward import read_on_training_images
 from diffrl.errors import UserError
 from diffrl.records import history
-from diffrl.records.identity import FREE, VERSION, Identity, flat, identity_of_config
+from diffrl.records.identity import Identity, identity_of_config
 from diffrl.records.tracking import read_metrics
-from diffrl.version import __version__
 
 if TYPE_CHECKING:
     from diffrl.records.changes import Change
-
-log = logging.getLogger("diffrl")
 
 
 @dataclass
@@ -72,77 +66,11 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
                 f"run_dir: {folder} already holds a run; continue it with --resume {folder} or choose another"
             )
         return Start()
-    from diffrl.records import checkpoint
-    from diffrl.records.changes import compare
+    from diffrl.run.past import find_past
 
-    path, damaged = checkpoint.survey(folder)
-    if path is None:
-        _refuse_a_lost_past(folder, damaged)
-    for text in damaged:
-        log.warning("damaged checkpoint passed over: %s", text)
-    then = history.identity_at_start(folder) if path is None else checkpoint.identity_of(path)
-    if then is not None:
-        # First what the config says by itself: nothing heavy is loaded for a run that cannot go on.
-        now = config_identity(config)
-        own = {key: value for key, value in then.items() if " (" not in key}
-        compare(own, now, str(path or folder), override, stateful())
-    start = Start(True, path, then, override)
-    if path is not None:
-        _look_back(config, folder, path, checkpoint.epoch_of(path))
-    return start
-
-
-def _look_back(config: Config, folder: Path, path: Path, done: int) -> None:
-    """UserError for a config that ends before the checkpoint's epoch, `done`; a warning for epochs that `metrics.jsonl`
-    has lost."""
-    if config.epochs < done:
-        raise UserError(f"epochs: {config.epochs}, but {path} has trained {done}; a resume can only add epochs")
-    lines = {line["epoch"] for line in read_metrics(folder)}
-    if lost := [str(epoch) for epoch in range(1, done + 1) if epoch not in lines]:
-        text = f"{folder / 'metrics.jsonl'} has no line of epoch {', '.join(lost[:5])}{' ...' * (len(lost) > 5)}"
-        log.warning("%s: the curves have a gap there, the weights do not", text)
-
-
-def _refuse_a_lost_past(folder: Path, damaged: Sequence[str]) -> None:
-    if not damaged and not history.had_checkpoint(folder):
-        return  # it died before its first checkpoint: it begins again
-    what = f"all {len(damaged)} are damaged: {damaged[0]}" if damaged else f"{folder / 'checkpoints'} has none any more"
-    lora = f"; the last LoRA is in {folder / 'lora'}" if (folder / "lora").is_dir() else ""
-    raise UserError(
-        f"--resume: no intact checkpoint in {folder} ({what}){lora}. Nothing was changed. To start over on "
-        f"purpose, move the folder away and run: diffrl train CONFIG run_dir={folder}"
-    )
+    return Start(True, *find_past(config, folder, config_identity(config), override, stateful()), override)
 
 
 def config_identity(config: Config) -> Identity:
     """The part of a run's identity that its config has by itself."""
     return identity_of_config(config.resolved(), read_on_training_images(config))
-
-
-def free_changes(config: Config, folder: Path) -> list[Change]:
-    """What the config changes of the last start's `config.yaml` that a resume may change on its own."""
-    try:
-        before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return []
-    if not isinstance(before, dict):
-        return []
-    from diffrl.records.changes import Change
-
-    shaping = config_identity(config)
-    then, now = flat(before), flat({VERSION: __version__, **config.resolved()})
-    return [
-        Change(key, then.get(key), now.get(key))
-        for key in dict.fromkeys([*then, *now])
-        if key not in shaping and _plain_of(then.get(key)) != _plain_of(now.get(key)) and _known(key, then, now)
-    ]
-
-
-def _known(key: str, then: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Is this a key that may change freely, or that of a watched reward?"""
-    top = key.partition(".")[0]
-    return top in ("watch", "rewards") or any(key == name or key.startswith(f"{name}.") for name in FREE)
-
-
-def _plain_of(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
