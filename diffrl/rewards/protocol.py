@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from diffrl.errors import in_one_line
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -313,8 +315,13 @@ def missing_of_instance(reward: object) -> list[str]:
     if not isinstance(getattr(reward, "name", None), str):
         missing.append("the attribute `name` (a string) is missing")
     for ability_name, one in ABILITIES.items():
-        value = ability(reward, ability_name)
-        if lack := one.lack(value):
+        try:
+            value = ability(reward, ability_name)
+            lack = one.lack(value)
+        except Exception as error:  # a property of the author's
+            missing.append(f"`{ability_name}` raises {in_one_line(error, place=True)}")
+            continue
+        if lack:
             missing.append(f"`{ability_name}` {lack}")
         elif value not in (None, False):
             lacking = [method for method in one.methods if not callable(getattr(reward, method, None))]

@@ -95,6 +95,11 @@ def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
             "class R:\n    name = 'r'\n    groupwise = 1\n    def __call__(self, i, p, m): ...",
             "`groupwise` is not True or False",
         ),
+        (
+            "class R:\n    name = 'r'\n    @property\n    def columns(self): return self.model.names\n"
+            "    model = property(lambda self: 1 / 0)\n    def __call__(self, i, p, m): ...",
+            "`columns` raises ZeroDivisionError: division by zero (mine.py:5)",
+        ),
     ],
 )
 def test_what_does_not_fit_the_protocol_is_said(tmp_path: Path, body: str, missing: str) -> None:
