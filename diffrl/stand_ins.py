@@ -7,7 +7,7 @@ on noise by them, without a word; so the code that knows the model asks here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ class StandIn:
     instead: what to give for another model, in words. arguments: the same as parameters, where these are enough.
     """
 
-    keys: tuple[str, ...]
     instead: str
+    keys: Sequence[str] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
@@ -21,35 +24,8 @@ if TYPE_CHECKING:
     from .variety import GroupVariety
 
 ASSETS = shipped("assets", "playground")
-
-ENCODER = "features: transformers, model: facebook/dinov2-base"
-DINO = {"features": "transformers", "model": "facebook/dinov2-base"}
-RULES = StandIn((), "geneval, ocr, compbench or a reward of your own")
-STAND_INS = {
-    "playground": RULES,
-    "playground_facts": RULES,
-    "playground_regions": StandIn((), "geneval_regions"),
-    "artefact": StandIn((), "deqa, or artifact with a detector of your own"),
-    "preference": StandIn(("model",), "pickscore, hpsv2 or imagereward in its place"),
-    "clip": StandIn(
-        ("model",),
-        "model: ViT-H-14, pretrained: laion2b_s32b_b79k",
-        {"model": "ViT-H-14", "pretrained": "laion2b_s32b_b79k"},
-    ),
-    "aesthetic": StandIn(("head",), "head: v2", {"head": "v2"}),
-    "diversity": StandIn(("model",), ENCODER, DINO),
-    "vendi": StandIn(("model",), ENCODER, DINO),
-    "frechet": StandIn(("model", "exemplars"), f"{ENCODER}, exemplars: a folder with pictures"),
-    "similarity": StandIn(("model", "references"), f"{ENCODER}, references: a folder with pictures"),
-    "adversarial": StandIn(("model", "references"), f"{ENCODER}, references: a folder with pictures"),
-    "adversarial_preference": StandIn(
-        ("reward", "references"), "reward: pickscore, references: a folder with pictures"
-    ),
-    "reform": StandIn(
-        ("reward", "references", "preferences"),
-        "reward: pickscore, references: a folder with pictures, preferences: an image set",
-    ),
-}
+_STAND_INS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("stand_ins.yaml").read_text(encoding="utf-8"))
+STAND_INS = {reward: StandIn(**one) for reward, one in _STAND_INS.items()}
 
 
 class Playground(World):

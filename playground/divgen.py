@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULTS = {"identity": "playground", "style": "clip", "layout": "playground", "features": "clip", "lpips": NONE}
-_FEATURES = {name: VALUES[name] for name in ("skin", "hair", "mood", "glasses", "hat")}
+_FEATURES = {name: VALUES[name] for name in NAMES["heads"] if name != "background"}
 _GROUND: dict[str, Sequence[str]] = {"background": ("", *VALUES["background"])}
 
 

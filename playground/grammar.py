@@ -25,24 +25,16 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
-SHAPES = ("circle", "square", "triangle", "star", "heart")
-COLORS = ("red", "green", "blue", "yellow", "cyan", "pink")
-BACKGROUNDS = ("white", "gray", "black")
-STYLES = ("filled", "outlined", "striped")
-TONES = ("plain", "dark", "pale")
-RELATIONS = ("left of", "right of", "above", "below")
+WORLD: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
 NUMBERS = {"two": 2, "three": 3, "four": 4}
-COUNTS = tuple(str(number) for number in NUMBERS.values())
-SKINS = ("light", "tan", "brown")
-HAIRS = ("red", "yellow", "green", "blue")
-MOODS = ("smiling", "frowning")
-YES_NO = ("yes", "no")
 LETTERS = "aehkloptux"
-
-KINDS = {"objects": 0.2, "counts": 0.2, "pairs": 0.1, "relations": 0.2, "words": 0.15, "heads": 0.15}
+KINDS: dict[str, float] = {kind: one["share"] for kind, one in WORLD["kinds"].items()}
 SHAPED = ("objects", "counts", "pairs", "relations")
 TWO_THINGS = ("pairs", "relations")
 # Of prompts: their kinds, and the fact that they must say or "".
@@ -61,40 +53,16 @@ WORDS = tuple(
     if word not in _BARRED and word[0] != word[2] and word[:2] not in ("ha", "ta")
 )
 
-_FEATURES = ("skin", "hair", "mood", "glasses", "hat")
-_LOOK = ("background", "style", "tone")
-_THINGS = ("shape/1", "color/1", "shape/2", "color/2")
-# The facts of each kind of scene that a prompt can say, in a fixed order.
-NAMES: dict[str, tuple[str, ...]] = {
-    "objects": ("shape", "color", *_LOOK),
-    "counts": ("count", "shape", "color", *_LOOK),
-    "pairs": (*_THINGS, *_LOOK),
-    "relations": (*_THINGS, "relation", *_LOOK),
-    "words": ("word", "color", "background"),
-    "heads": (*_FEATURES, "background"),
-}
-# What a kind's prompts always say, and how often they say the rest.
-ALWAYS = {"counts": ("count",), "pairs": ("shape/1", "shape/2"), "words": ("word",)}
-ALWAYS["relations"] = (*ALWAYS["pairs"], "relation")
-SAID = {"shape": 0.8, "color": 0.6, "background": 0.5, "style": 0.3, "tone": 0.25, "mood": 0.6, "skin": 0.5}
-SAID |= {"hair": 0.5, "glasses": 0.5, "hat": 0.5}
+NAMES: dict[str, tuple[str, ...]] = {kind: tuple(one["facts"]) for kind, one in WORLD["kinds"].items()}
+ALWAYS: dict[str, tuple[str, ...]] = {kind: tuple(one["always"]) for kind, one in WORLD["kinds"].items()}
+SAID: dict[str, float] = WORLD["said"]
 MOST_OF_A_HEAD = 4  # five features do not fit into 16 tokens
-VALUES: dict[str, tuple[str, ...]] = {
-    "shape": SHAPES,
-    "color": COLORS,
-    "count": COUNTS,
-    "relation": RELATIONS,
-    "word": WORDS,
-    "background": BACKGROUNDS,
-    "style": STYLES,
-    "tone": TONES,
-    "skin": SKINS,
-    "hair": HAIRS,
-    "mood": MOODS,
-    "glasses": YES_NO,
-    "hat": YES_NO,
-}
+VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in WORLD["values"].items()} | {"word": WORDS}
+SHAPES, COLORS, BACKGROUNDS = VALUES["shape"], VALUES["color"], VALUES["background"]
+STYLES, TONES, RELATIONS = VALUES["style"], VALUES["tone"], VALUES["relation"]
+SKINS, HAIRS, MOODS = VALUES["skin"], VALUES["hair"], VALUES["mood"]
 
+_FEATURES = ("skin", "hair", "mood", "glasses", "hat")
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _NUMBER_OF = {str(value): name for name, value in NUMBERS.items()}
 

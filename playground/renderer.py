@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from .grammar import BACKGROUNDS, COLORS, HAIRS, SKINS, parse
+from .grammar import WORLD, parse
 from .scenes import SIZE, Place, Scene, complete
 
 SCALE = 4
@@ -23,31 +23,19 @@ BAR = 4  # height of a stripe, and of the gap below it
 RIM = 2.0  # width of the line around a striped shape
 LETTER_PITCH = 19.5  # from one letter's middle to the next one's
 
-PALETTE: dict[str, tuple[int, int, int]] = {
-    "red": (230, 25, 35),
-    "green": (25, 180, 50),
-    "blue": (35, 70, 235),
-    "yellow": (250, 225, 35),
-    "cyan": (40, 210, 225),
-    "pink": (245, 70, 200),
-}
-GROUNDS: dict[str, tuple[int, int, int]] = {"white": (250, 250, 250), "gray": (140, 140, 140), "black": (10, 10, 10)}
-SKIN: dict[str, tuple[int, int, int]] = {"light": (255, 220, 190), "tan": (215, 155, 100), "brown": (145, 90, 55)}
+PALETTE, GROUNDS, SKIN = (
+    {name: (red, green, blue) for name, (red, green, blue) in WORLD["values"][fact].items()}
+    for fact in ("color", "background", "skin")
+)
 INK = (15, 10, 15)  # eyes, mouth and glasses
 HAT = PALETTE["pink"]
-# Tones change the things' colours, not the ground's: dark takes 45 % of them away, pale mixes them with 55 % white.
-TONE_MAP: dict[str, tuple[float, float]] = {"plain": (1.0, 0.0), "dark": (0.55, 0.0), "pale": (0.45, 140.0)}
-
-assert (
-    tuple(PALETTE) == COLORS and tuple(GROUNDS) == BACKGROUNDS and tuple(SKIN) == SKINS and set(HAIRS) <= set(PALETTE)
-)
 
 Points = np.ndarray
 
 
 def toned(color: Sequence[float], tone: str) -> tuple[int, int, int]:
     """A colour (0 to 255) as a tone shows it."""
-    gain, lift = TONE_MAP[tone]
+    gain, lift = WORLD["values"]["tone"][tone]
     red, green, blue = (round(gain * value + lift) for value in color)
     return red, green, blue
 
