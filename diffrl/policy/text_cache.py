@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.textfiles import TextFiles
+
+if TYPE_CHECKING:
+    from diffrl.policy.textfiles import TextFiles
 
 log = logging.getLogger("diffrl")
 # Encoded prompts kept on the CPU, in bytes. With a T5 one prompt takes 2.7 MB, so tens of thousands need a limit.

@@ -8,15 +8,19 @@ and epoch. With several processes, or more prompts than fit, rows are files in t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
 
 from diffrl.policy import Policy
 from diffrl.policy import text_cache as texts_of_policy
-from diffrl.policy.textfiles import TextFiles
 from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records.disk import DiskError, inside
+
+if TYPE_CHECKING:
+    from diffrl.policy.textfiles import TextFiles
 
 FOLDER = "texts"
 
@@ -39,8 +43,15 @@ class TextPrefetcher:
     ) -> None:
         self.policy, self.stream, self.tests, self.epochs = policy, stream, tests, epochs
         self.accelerator, self.run_dir = accelerator, run_dir
-        self.files = TextFiles(run_dir / FOLDER, f"{policy.device.type} {key}")
+        self._key = f"{policy.device.type} {key}"
         self._until: int | None = None  # the first epoch whose prompts are not encoded
+
+    @cached_property
+    def files(self) -> TextFiles:
+        """The rows that main memory has no room for, or that other processes encode."""
+        from diffrl.policy.textfiles import TextFiles
+
+        return TextFiles(self.run_dir / FOLDER, self._key)
 
     def ensure(self, epoch: int, check: Callable[[], None] = lambda: None) -> None:
         """Encode what this epoch and as many more as possible need; all processes call it.
@@ -91,5 +102,5 @@ class TextPrefetcher:
     def end(self) -> None:
         """The run is complete: its files go."""
         self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
+        if self.accelerator.is_main_process and (self.run_dir / FOLDER).is_dir():
             self.files.remove()
