@@ -39,7 +39,7 @@ from diffrl.records.held_out import HeldOut
 from diffrl.records.progress import number
 from diffrl.records.tracking import save_image
 from diffrl.records.verdict import Guard, gain
-from diffrl.report.page import Page
+from diffrl.report.built_page import Page
 from diffrl.report.plots import Axis, Line
 from diffrl.report.sections import pick
 from diffrl.resources import file_of_run

@@ -9,10 +9,11 @@ from diffrl.config.schema import method_of
 from diffrl.errors import UserError, foreign
 from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
+from diffrl.report.built_page import Page
 from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, warnings_of
 from diffrl.report.grouped import grouped
 from diffrl.report.groups import Group, apart, drawn_apart, find_runs, group, names_of
-from diffrl.report.page import Markup, Page
+from diffrl.report.page import Markup
 from diffrl.report.parts import compared
 from diffrl.report.plots import Axis, Line
 from diffrl.report.sections import signed

@@ -10,8 +10,8 @@ from typing import Any
 
 from diffrl.errors import foreign
 from diffrl.records.progress import number
+from diffrl.report.built_page import Page
 from diffrl.report.data import RunData
-from diffrl.report.page import Page
 from diffrl.report.plots import Axis, Line
 
 EVIDENCE = Path("d2align", "evidence.json")

@@ -20,10 +20,11 @@ from diffrl.errors import UserError
 from diffrl.records.disk import write_text
 from diffrl.records.progress import number
 from diffrl.records.verdict import listed
+from diffrl.report.built_page import Page
 from diffrl.report.data import PALETTE
+from diffrl.report.dot_plots import Dots, dots, radar
 from diffrl.report.models import PIECES, as_csv, as_json, ordered, span, table, told
-from diffrl.report.page import TEMPLATES, Markup, Page, figure
-from diffrl.report.plots import Dots, dots, radar
+from diffrl.report.page import TEMPLATES, Markup, figure
 from diffrl.report.walls import FEW, TITLES, apart, lost, walls
 from diffrl.resources import file_of_run
 from diffrl.stats import LEVEL, holm

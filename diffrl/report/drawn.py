@@ -12,7 +12,7 @@ from diffrl.errors import foreign
 from diffrl.records.held_out import HeldOut
 from diffrl.records.progress import number
 from diffrl.records.verdict import Change
-from diffrl.report.page import Page
+from diffrl.report.built_page import Page
 from diffrl.report.sections import within
 from diffrl.stats import interval
 

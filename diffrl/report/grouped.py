@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from diffrl.report.built_page import Page
 from diffrl.report.data import PALETTE, UNITS, warnings_of
 from diffrl.report.groups import Group, names_of
-from diffrl.report.page import Markup, Page
+from diffrl.report.page import Markup
 from diffrl.report.plots import Axis, Line
 from diffrl.report.side_by_side import images
 from diffrl.report.tables import cells, changes, differing, notes

@@ -26,7 +26,7 @@ LEAST = 0.02  # of the largest value: what the y axis spans at least
 _MOST_POINTS = 400  # longer curves are averaged in this many pieces: more cannot be seen
 MOST_LETTERS = 6  # of a tick of the y axis: more of them would lie on its label
 SIZE = (3.5, 2.25)  # inches of 72 units: drawn about as wide as a phone, so that text keeps its size there
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "diffrl",
     "font.size": 8.5,
@@ -85,12 +85,12 @@ def draw(
     finish: Callable[[Axes], None] = lambda axes: None,
 ) -> str:
     """One pair of axes as an `<svg>` element: `paint` draws into them, `finish` when labels and limits are known."""
-    with matplotlib.rc_context(_STYLE | {"axes.grid.axis": grid}):
+    with matplotlib.rc_context(STYLE | {"axes.grid.axis": grid}):
         figure, axes = _figure(size)
         paint(axes)
         _label(axes, axis)
         finish(axes)
-        return _svg(figure, axis.description)
+        return as_svg(figure, axis.description)
 
 
 def color(name: str) -> str:
@@ -140,66 +140,6 @@ def stack(xs: Sequence[float], parts: Mapping[str, Sequence[float]], axis: Axis)
     return draw(paint, axis)
 
 
-@dataclass(frozen=True)
-class Dots:
-    """One series of a dot plot, a value (or None) for each row; `spans`: an interval (low, high) or None for each."""
-
-    values: Sequence[float | None]
-    color: str
-    spans: Sequence[tuple[float, float] | None] = ()
-
-
-def dots(rows: Sequence[str], series: Sequence[Dots], label: str, description: str) -> str:
-    """Values side by side, one line for each row, from the top; intervals as bars. As tall as its rows need."""
-    height = 0.42 + 0.19 * len(rows) + 0.06 * max(len(series) - 1, 0) * any(one.spans for one in series)
-    with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
-        figure = Figure(figsize=(SIZE[0], height))
-        axes = figure.add_subplot()
-        left = min(0.06 + 0.0165 * max(len(_shortened(row)) for row in rows), 0.45)
-        figure.subplots_adjust(left=left, right=0.97, bottom=0.38 / height, top=1 - 0.03 / height)
-        for one in series:
-            places = [(x, y) for y, x in enumerate(one.values) if x is not None]
-            shade = color(one.color)
-            for y, span in enumerate(one.spans):
-                if span is not None:
-                    axes.plot(span, (y, y), color=shade, linewidth=2.2, alpha=0.45)
-            axes.plot([x for x, _ in places], [y for _, y in places], "o", color=shade, markersize=4.6, alpha=0.9)
-        axes.set_yticks(range(len(rows)), [_shortened(row) for row in rows])
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.tick_params(axis="y", labelcolor=_PLACEHOLDER["ink"])
-        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value, False)))
-        axes.set_xlabel(label)
-        return _svg(figure, description)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 24 else f"{text[:11]}…{text[-12:]}"  # names of models differ at their ends, too
-
-
-def radar(axes_names: Sequence[str], series: Sequence[Dots], description: str) -> str:
-    """Values around a circle, one axis for each name, all from 0 outwards; values of None close the gap at 0."""
-    turn = [2 * math.pi * i / len(axes_names) for i in range(len(axes_names))]
-    with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
-        figure = Figure(figsize=(SIZE[0], 3.0))
-        axes: Any = figure.add_subplot(projection="polar")
-        figure.subplots_adjust(left=0.2, right=0.8, bottom=0.12, top=0.88)
-        axes.set_theta_offset(math.pi / 2)
-        axes.set_theta_direction(-1)
-        for one in series:
-            values = [value or 0.0 for value in one.values]
-            shade = color(one.color)
-            axes.plot([*turn, turn[0]], [*values, values[0]], color=shade, linewidth=1.6)
-            axes.fill(turn, values, color=shade, alpha=0.07)
-        axes.set_xticks(turn, axes_names)
-        axes.tick_params(axis="x", labelcolor=_PLACEHOLDER["ink"], pad=4)
-        axes.set_ylim(0, max(1.05, *(value or 0.0 for one in series for value in one.values)))
-        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        axes.spines["polar"].set_color(_PLACEHOLDER["grid"])
-        axes.spines["polar"].set_visible(True)
-        return _svg(figure, description)
-
-
 def spans_decades(values: Sequence[float]) -> bool:
     """Whether values, all positive, are better read on a logarithmic axis."""
     return bool(values) and min(values) > 0 and max(values) > 50 * min(values)
@@ -235,7 +175,7 @@ def _label(axes: Axes, axis: Axis) -> None:
     power = 0 if axis.log else _power(axes)
     if power:
         axes.set_ylabel(f"{axis.y} (×1e{power})".replace("-", "−").lstrip())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value / 10.0**power, axis.log)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value / 10.0**power, axis.log)))
     if axis.time:
         seconds = axes.get_xlim()[1]
         unit, name = (3600.0, "hours") if seconds > 7200 else (60.0, "minutes") if seconds > 120 else (1.0, "seconds")
@@ -247,7 +187,7 @@ def _label(axes: Axes, axis: Axis) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g}"))
     elif axis.score:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value, False)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, False)))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
@@ -257,12 +197,12 @@ def _power(axes: Axes) -> int:
     """The power of ten that the y axis is in, so that its ticks differ and leave room for its label."""
     low, high = axes.get_ylim()
     largest = max(abs(low), abs(high))
-    texts = [_score(value, False) for value in axes.get_yticks() if low <= value <= high]
+    texts = [tick_text(value, False) for value in axes.get_yticks() if low <= value <= high]
     short = largest >= 0.01 and max(map(len, texts), default=0) <= MOST_LETTERS
     return 0 if short or not largest else math.floor(math.log10(largest))
 
 
-def _score(value: float, decades: bool) -> str:
+def tick_text(value: float, decades: bool) -> str:
     """A tick in few characters: 0.25, −3, or 2.5e−4 on an axis that spans decades."""
     if not decades or value == 0:
         return f"{value:.4g}".replace("-", "−")
@@ -286,7 +226,8 @@ def _thin(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float], Se
     return [sum(xs[p]) / len(xs[p]) for p in pieces], [sum(ys[p]) / len(ys[p]) for p in pieces]
 
 
-def _svg(figure: Figure, description: str) -> str:
+def as_svg(figure: Figure, description: str) -> str:
+    """A drawn figure in the page's colours."""
     buffer = io.StringIO()
     empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=empty)

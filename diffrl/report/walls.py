@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import METRICS
-from diffrl.report.page import Markup, Page, figure, img
+from diffrl.report.built_page import Page
+from diffrl.report.page import Markup, figure, img
 from diffrl.report.sections import pick
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.records.progress import number
-from diffrl.report.page import Markup, Page
-from diffrl.report.plots import Dots, dots
+from diffrl.report.built_page import Page
+from diffrl.report.dot_plots import Dots, dots
+from diffrl.report.page import Markup
 
 SHOWN = 4  # images of each exploit
 DEFINITION = (

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from diffrl.divgen.run import image_file
 from diffrl.prompts import Prompt
-from diffrl.report.page import Markup, Page, figure
-from diffrl.report.plots import Dots, dots
+from diffrl.report.built_page import Page
+from diffrl.report.dot_plots import Dots, dots
+from diffrl.report.page import Markup, figure
 from diffrl.report.sections import pick
 
 from .run import Result

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.records.progress import number
+from diffrl.report.built_page import Page
 from diffrl.report.data import PALETTE
-from diffrl.report.page import Page
 from diffrl.report.plots import Axis, Line
 
 SHOWN = 16  # prompts whose images are shown
