@@ -249,6 +249,7 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
             cuda.allow_fp16_bf16_reduction_math_sdp,
         ),
         "torch's own functions": (lambda: [there.get(name) for _, there, name in _functions()], _set_functions),
+        "sys.argv": (lambda: list(sys.argv), lambda words: setattr(sys, "argv", words)),
         "sys.stdout": _attribute(sys, "stdout"),
         "sys.stderr": _attribute(sys, "stderr"),
         "print": _attribute(builtins, "print"),

@@ -195,8 +195,8 @@ def record_environment(run_dir: str | Path, **facts: Any) -> None:
     except (FileNotFoundError, ValueError, RecursionError):
         starts = []
     starts = starts if isinstance(starts, list) else []
-    program = Path(sys.argv[0])
-    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    program = Path(next(iter(sys.argv), ""))  # a program that holds an interpreter has none, a prompt an empty one
+    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name or "python"
     start = {
         "command": shlex.join([*name.split(" "), *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),

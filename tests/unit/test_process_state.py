@@ -69,6 +69,7 @@ MAIN_ONLY = {
     "torch.nn.functional.scaled_dot_product_attention = lambda q, k, v, **_: v": "torch's own functions",
     "torch.Tensor.to = lambda self, *_, **more: self": "torch's own functions",
     "from accelerate import init_empty_weights as e; KEPT.append(e()); KEPT[-1].__enter__()": "torch's own functions",
+    "import sys; sys.argv[:] = ['its own']": "sys.argv",
     "import io, sys; sys.stdout = io.StringIO()": "sys.stdout",
     "import sys; sys.setrecursionlimit(200)": "the recursion limit",
     "import sys; sys.path[:] = ['/its/own']; sys.path.remove('/its/own')": "folders out of sys.path",

@@ -102,6 +102,10 @@ def test_environment_lists_every_start(tmp_path: Path, monkeypatch: pytest.Monke
     first, second = json.loads((tmp_path / "environment.json").read_text())
     assert first["command"] == "diffrl train 'my config.yaml'"
     assert first["processes"] == 2 and "processes" not in second
+    for words in ([], [""]):  # of a program that holds an interpreter, and of a prompt
+        monkeypatch.setattr(sys, "argv", words)
+        record_environment(tmp_path)
+        assert json.loads((tmp_path / "environment.json").read_text())[-1]["command"] == "python"
     assert first["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
