@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import PathText, Problem, Section, key
-from diffrl.config.methods import ForwardProcess
-from diffrl.config.reward import read_by_steps
-from diffrl.errors import UserError
-from diffrl.image_sets import FORM, PREFIX
-from diffrl.records.disk import check_writable
+from diffrl.config.base import PathText, Section, key
+from diffrl.image_sets import FORM
 
 if TYPE_CHECKING:
     from diffrl.image_sets.reading import ImageSet as Pictures
@@ -41,79 +37,11 @@ class ImageSet(Section):
         return images.once() if self.rival else images.of_size(size)
 
     def contents(self, config: Any) -> dict[str, Path | str]:
-        from diffrl.image_sets.reading import read_set
+        from diffrl.config.image_set_checks import contents
 
-        self.check_rows(config)
-        return {"image_set.source (rows)": read_set(self.source).digest}
+        return contents(self, config)
 
     def check(self, config: Any) -> None:
-        if not self.source:
-            raise Problem("image_set.source", f"not given; name {FORM}")
-        if not isinstance(config.objective_section, ForwardProcess):
-            text = f'"{config.method.name}" trains on its own samples\' steps or rewards, which a set does not have'
-            raise Problem("objective", f"{text}: use dpo, gdro, rwr, nft, crd, awm or dgpo with image_set")
-        if config.rollout.scout is not None:
-            raise Problem("rollout.scout", "chooses among images that are drawn, and a set's are there: leave one out")
-        if abs(config.rollout.groups * self.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
-            text = f"is {config.rollout.groups * self.share:g} of the {config.rollout.groups} prompts of an epoch"
-            raise Problem("image_set.share", f"{self.share:g} {text} (rollout.groups), no whole number")
-        if self.rival:
-            self._check_rival(config)
-        if self.source.startswith(PREFIX) and self.cache is None:
-            text = f"not given; name a folder for the encoded pictures of {self.source}"
-            raise Problem("image_set.cache", text)
-        from diffrl.image_sets.reading import folder_of, is_here
+        from diffrl.config.image_set_checks import check
 
-        if not self._at("source", is_here, self.source):
-            return  # it is drawn or fetched before the run, which begins by reading it; counting memory needs no set
-        self.check_rows(config)
-        cache = folder_of(self.source) if self.cache is None else Path(self.cache)
-        self._at("cache", check_writable, cache, "the folder of encoded pictures")
-
-    def _check_rival(self, config: Any) -> None:
-        if not getattr(config.objective_section, "on_pairs", False):
-            text = f'makes pairs, which are what dpo trains on, not "{config.method.name}"'
-            raise Problem("image_set.rival", text)
-        if self.share != 1:
-            raise Problem("image_set.share", "with image_set.rival each prompt has a picture and an image: 1")
-        if (size := config.rollout.group_size) != 2:
-            raise Problem("rollout.group_size", f"{size}, but a pair of image_set.rival is 2")
-
-    def check_rows(self, config: Any) -> None:
-        """Raise Problem unless the set can be read, has the scores, and no prompt that is tested on."""
-        from diffrl.image_sets.reading import read_set
-
-        images = self._at("source", read_set, self.source)
-        needed = [*config.rewards, *read_by_steps(config.rewards, config.watch)]
-        for name in needed:
-            self._at("source", images.check_column, name)
-        size = 1 if self.rival else config.rollout.group_size
-        count = len(self.fitting(images, size).groups)
-        if config.groups_of_set > count:
-            text = f"{config.groups_of_set} prompts an epoch from {self.source}, but {count} there have {size} pictures"
-            text = text.replace("1 pictures", "a picture") if self.rival else f"{text} (rollout.group_size)"
-            raise Problem("rollout.groups", f"{text} or more")
-        if not config.prompts.overlap and (shared := self._shared(images, config.prompts.test)):
-            text = f'{len(shared)} of its prompts are in image_set, too, such as "{shared[0][:60]}"'
-            raise Problem("prompts.test", f"{text}: to allow it on purpose set prompts.overlap: true")
-
-    def _shared(self, images: Any, test: Any) -> list[str]:
-        from diffrl.prompts import load_prompts
-
-        trained = {group.prompt for group in images.groups}
-        return [prompt.text for prompt in load_prompts(test) if prompt.text in trained]
-
-    def _at(self, name: str, function: Any, *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except UserError as error:
-            if isinstance(error, Problem):
-                raise
-            raise Problem(f"image_set.{name}", str(error)) from error
-
-
-def drawn_share(config: Any) -> float:
-    """Of an epoch's images, those that are drawn."""
-    if config.image_set is not None and config.image_set.rival:
-        return 0.5
-    return float(config.drawn_groups / config.rollout.groups)
+        check(self, config)

@@ -17,7 +17,6 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.config.image_set import drawn_share
 from diffrl.memory.buffers import held
 from diffrl.memory.counted import Counted
 from diffrl.memory.reward_memory import reward_memory
@@ -202,7 +201,9 @@ class Estimator:
         sampling, decoding, training = (
             operations[name] for name in operations if name != PICTURE and not name.startswith(JUDGING)
         )
-        drawn = drawn_share(config)
+        # Of an epoch's images, those that are drawn.
+        rival = config.image_set is not None and config.image_set.rival
+        drawn = 0.5 if rival else config.drawn_groups / rollout.groups
         steps = config.objective_section.trained_steps(rollout)
         images, passes = drawn * rollout.images / self.world, config.optimise.inner_epochs * steps
         batch = rollout.batch_size * (2 if self.backbone.classifier_free and rollout.guidance_scale != 1 else 1)

@@ -1,0 +1,86 @@
+"""What a config says with its image set, checked; the keys are in `image_set.py`, and `keys` is their section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from diffrl.config.base import Problem
+from diffrl.config.methods import ForwardProcess
+from diffrl.config.reward import read_by_steps
+from diffrl.errors import UserError
+from diffrl.image_sets import FORM, PREFIX
+from diffrl.image_sets.reading import folder_of, is_here, read_set
+from diffrl.prompts import load_prompts
+from diffrl.records.disk import check_writable
+
+
+def contents(keys: Any, config: Any) -> dict[str, Path | str]:
+    """What makes the set's rows what they are, once they have been checked."""
+    _check_rows(keys, config)
+    return {"image_set.source (rows)": read_set(keys.source).digest}
+
+
+def check(keys: Any, config: Any) -> None:
+    """Raise Problem for what a set cannot be trained on, and, where it is here, for what its rows lack."""
+    if not keys.source:
+        raise Problem("image_set.source", f"not given; name {FORM}")
+    if not isinstance(config.objective_section, ForwardProcess):
+        text = f'"{config.method.name}" trains on its own samples\' steps or rewards, which a set does not have'
+        raise Problem("objective", f"{text}: use dpo, gdro, rwr, nft, crd, awm or dgpo with image_set")
+    if config.rollout.scout is not None:
+        raise Problem("rollout.scout", "chooses among images that are drawn, and a set's are there: leave one out")
+    if abs(config.rollout.groups * keys.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
+        text = f"is {config.rollout.groups * keys.share:g} of the {config.rollout.groups} prompts of an epoch"
+        raise Problem("image_set.share", f"{keys.share:g} {text} (rollout.groups), no whole number")
+    if keys.rival:
+        _check_rival(keys, config)
+    if keys.source.startswith(PREFIX) and keys.cache is None:
+        text = f"not given; name a folder for the encoded pictures of {keys.source}"
+        raise Problem("image_set.cache", text)
+    if not _at("source", is_here, keys.source):
+        return  # it is drawn or fetched before the run, which begins by reading it; counting memory needs no set
+    _check_rows(keys, config)
+    cache = folder_of(keys.source) if keys.cache is None else Path(keys.cache)
+    _at("cache", check_writable, cache, "the folder of encoded pictures")
+
+
+def _check_rival(keys: Any, config: Any) -> None:
+    if not getattr(config.objective_section, "on_pairs", False):
+        text = f'makes pairs, which are what dpo trains on, not "{config.method.name}"'
+        raise Problem("image_set.rival", text)
+    if keys.share != 1:
+        raise Problem("image_set.share", "with image_set.rival each prompt has a picture and an image: 1")
+    if (size := config.rollout.group_size) != 2:
+        raise Problem("rollout.group_size", f"{size}, but a pair of image_set.rival is 2")
+
+
+def _check_rows(keys: Any, config: Any) -> None:
+    """Raise Problem unless the set can be read, has the scores, and no prompt that is tested on."""
+    images = _at("source", read_set, keys.source)
+    needed = [*config.rewards, *read_by_steps(config.rewards, config.watch)]
+    for name in needed:
+        _at("source", images.check_column, name)
+    size = 1 if keys.rival else config.rollout.group_size
+    count = len(keys.fitting(images, size).groups)
+    if config.groups_of_set > count:
+        text = f"{config.groups_of_set} prompts an epoch from {keys.source}, but {count} there have {size} pictures"
+        text = text.replace("1 pictures", "a picture") if keys.rival else f"{text} (rollout.group_size)"
+        raise Problem("rollout.groups", f"{text} or more")
+    if not config.prompts.overlap and (shared := _shared(images, config.prompts.test)):
+        text = f'{len(shared)} of its prompts are in image_set, too, such as "{shared[0][:60]}"'
+        raise Problem("prompts.test", f"{text}: to allow it on purpose set prompts.overlap: true")
+
+
+def _shared(images: Any, test: Any) -> list[str]:
+    trained = {group.prompt for group in images.groups}
+    return [prompt.text for prompt in load_prompts(test) if prompt.text in trained]
+
+
+def _at(name: str, function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except UserError as error:
+        if isinstance(error, Problem):
+            raise
+        raise Problem(f"image_set.{name}", str(error)) from error
