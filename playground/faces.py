@@ -16,7 +16,7 @@ from scipy import ndimage
 
 from .grammar import HAIRS, SKINS
 from .renderer import GROUNDS, HAT, PALETTE, SCALE, SKIN, render
-from .scenes import SIZE, Scene
+from .scenes import SIZE, Place, Scene
 from .sight import MIN_AREA, MIN_DISTANCE, View, largest_part, ramp, without_holes
 
 # In units: a head without a hat is 47 wide, the brim of a hat 50, the chin 22 below the middle (renderer._draw_head).
@@ -83,7 +83,7 @@ def _silhouette(hat: bool) -> np.ndarray:
     return np.asarray(canvas.reduce(SCALE)) > 127
 
 
-def _fit(foreground: np.ndarray, strong: np.ndarray, hat: bool) -> tuple[float, float, float] | None:
+def _fit(foreground: np.ndarray, strong: np.ndarray, hat: bool) -> Place | None:
     """(x, y, unit) of the head whose width and chin fit, or None if that is no head's size. `strong`: hair and hat."""
     columns, rows = np.flatnonzero(strong.sum(0) > 1), np.flatnonzero(foreground.sum(1) > 1)
     if len(columns) < 30 or len(rows) < 30:
@@ -101,7 +101,7 @@ def _near(pixels: np.ndarray, color: np.ndarray) -> np.ndarray:
 class _Zones:
     """The coordinates of all pixels in the units of a fitted head."""
 
-    def __init__(self, fit: tuple[float, float, float]) -> None:
+    def __init__(self, fit: Place) -> None:
         self.x, self.y, self.unit = fit
         self.across = (np.arange(SIZE) + 0.5 - self.x)[None, :] / self.unit
         self.down = (np.arange(SIZE) + 0.5 - self.y)[:, None] / self.unit
@@ -138,9 +138,7 @@ def find_face(view: View) -> Face | None:
     return max(face, again, key=lambda one: (one.sure, one.presence))
 
 
-def _measured(
-    view: View, pixels: np.ndarray, foreground: np.ndarray, fit: tuple[float, float, float], hat: float, alone: bool
-) -> Face:
+def _measured(view: View, pixels: np.ndarray, foreground: np.ndarray, fit: Place, hat: float, alone: bool) -> Face:
     """The face under one fit. `hat`: how pink the crown is, in [0, 1]; `alone`: whether nothing else is there."""
     zones = _Zones(fit)
     skin_zone = zones.within(0, 13, 5.6, 7.8) | zones.within(11, 14.5, 6, 11)
@@ -181,7 +179,7 @@ def _strange(pixels: np.ndarray, view: View, face: Face, zones: _Zones) -> float
     return float(np.bincount(labels.ravel(), minlength=count + 1)[1:].max(initial=0))
 
 
-def _overlap(foreground: np.ndarray, fit: tuple[float, float, float], hatted: bool) -> float:
+def _overlap(foreground: np.ndarray, fit: Place, hatted: bool) -> float:
     """Intersection over union of the foreground with a head's silhouette."""
     x, y, unit = fit
     columns = np.round((np.arange(SIZE) + 0.5 - x) / unit + 31.5).astype(int).clip(0, SIZE - 1)
@@ -193,7 +191,7 @@ def _overlap(foreground: np.ndarray, fit: tuple[float, float, float], hatted: bo
 _STEPS = tuple(itertools.product((0.0, -1.0, 1.0), (0.0, -1.0, 1.0, -2.0, 2.0), (1.0, 0.95, 1.05)))
 
 
-def _refined(foreground: np.ndarray, fit: tuple[float, float, float], hatted: bool) -> tuple[float, float, float]:
+def _refined(foreground: np.ndarray, fit: Place, hatted: bool) -> Place:
     """The fit nearby whose silhouette overlaps best: a blur or a tilt moves the box's edges, but not the area."""
     x, y, unit = fit
     tries = [(x + dx, y + dy, min(max(unit * scale, 0.8), 1.2)) for dx, dy, scale in _STEPS]

@@ -38,6 +38,11 @@ LAYOUTS = {
     count: tuple(" + ".join(cells) for cells in itertools.combinations(QUARTERS, int(count)))
     for count in ("2", "3", "4")
 }
+_BINS: dict[str, dict[str, tuple[str, ...]]] = {
+    "objects": {"position": QUARTERS, "size": SIZES},
+    "words": {"position": HALVES},
+    "pairs": {"relation": RELATIONS},
+}
 MIDDLES = {quarter: ((NEAR, FAR)[i % 2], (NEAR, FAR)[i // 2]) for i, quarter in enumerate(QUARTERS)}
 
 _OTHER = {f"{name}/{i}": f"{name}/{j}" for name in ("shape", "color") for i, j in ((1, 2), (2, 1))}
@@ -79,22 +84,16 @@ def free(caption: Caption) -> dict[str, tuple[str, ...]]:
     A fact with one possible value only (the layout of four things) is not among them.
     """
     attributes = caption.attributes
-    names = [name for name in NAMES[caption.kind] if name not in attributes]
-    others = {name: attributes.get(_OTHER.get(name, "")) for name in names}
-    facts = {name: tuple(value for value in _VALUES_OF[name] if value != others[name]) for name in names}
-    return facts | _bins(caption)
+    facts = {name: _allowed(name, attributes) for name in NAMES[caption.kind] if name not in attributes}
+    if attributes.get("count") in ("2", "3"):
+        return facts | {"layout": LAYOUTS[attributes["count"]]}
+    return facts | _BINS.get(caption.kind, {})
 
 
-def _bins(caption: Caption) -> dict[str, tuple[str, ...]]:
-    if caption.kind == "objects":
-        return {"position": QUARTERS, "size": SIZES}
-    if caption.kind == "words":
-        return {"position": HALVES}
-    if caption.kind == "counts" and caption.attributes["count"] in ("2", "3"):
-        return {"layout": LAYOUTS[caption.attributes["count"]]}
-    if caption.kind == "pairs":
-        return {"relation": RELATIONS}
-    return {}
+def _allowed(name: str, facts: Mapping[str, str]) -> tuple[str, ...]:
+    """The values that a fact may have beside others: two things never share one."""
+    other = facts.get(_OTHER.get(name, ""))
+    return _VALUES_OF[name] if other is None else tuple(value for value in _VALUES_OF[name] if value != other)
 
 
 def complete(caption: Caption, rng: np.random.Generator) -> Scene:
@@ -107,13 +106,11 @@ def complete(caption: Caption, rng: np.random.Generator) -> Scene:
 
 
 def _completed(names: Sequence[str], facts: Mapping[str, str], rng: np.random.Generator) -> dict[str, str]:
-    """`facts`, and a random value for every other fact in `names`; two things never share one."""
+    """`facts`, and a random value for every other fact in `names`."""
     result = dict(facts)
     missing = [name for name in names if name not in result]
     for name, u in zip(missing, rng.random(len(missing)).tolist(), strict=True):
-        values, other = _VALUES_OF[name], result.get(_OTHER.get(name, ""))
-        if other is not None:
-            values = tuple(value for value in values if value != other)
+        values = _allowed(name, result)
         result[name] = values[int(u * len(values))]
     return result
 
@@ -157,11 +154,6 @@ def _related(relation: str, rng: np.random.Generator) -> tuple[Place, ...]:
 def quarter_of(x: float, y: float) -> str:
     """The quarter of the picture that a place (in pixels) lies in, one of QUARTERS."""
     return QUARTERS[int(x >= SIZE / 2) + 2 * int(y >= SIZE / 2)]
-
-
-def sample_scene(rng: np.random.Generator, kind: str) -> Scene:
-    """A scene of `kind`, of any split."""
-    return complete(Caption(kind), rng)
 
 
 def sample_caption(rng: np.random.Generator, split: str, subset: str = "all") -> Caption:

@@ -20,7 +20,7 @@ from transformers import CLIPTokenizer
 from diffrl_playground import grammar
 from diffrl_playground.grammar import Caption, kind_of
 from diffrl_playground.renderer import render
-from diffrl_playground.scenes import LETTER_HEIGHT, SIZE, Scene, sample_scene
+from diffrl_playground.scenes import LETTER_HEIGHT, SIZE, Scene, complete
 
 CAPTIONS = 6
 CELLS = 8
@@ -126,7 +126,8 @@ def make_pool(folder: Path, count: int, seed: int, tokenizer: CLIPTokenizer) -> 
     shares = np.array(list(grammar.KINDS.values()))
     i = 0
     while i < count:
-        scene = sample_scene(rng, KINDS[int(rng.choice(len(KINDS), p=shares / shares.sum()))])
+        kind = KINDS[int(rng.choice(len(KINDS), p=shares / shares.sum()))]
+        scene = complete(Caption(kind), rng)
         captions = [caption_of(scene, rng) for _ in range(CAPTIONS)]
         if None in captions:
             continue

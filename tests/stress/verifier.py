@@ -31,9 +31,9 @@ from shaken import SHAKEN, changed, shaken
 
 from diffrl import __version__
 from diffrl_playground import grammar
-from diffrl_playground.grammar import parse
+from diffrl_playground.grammar import Caption, parse
 from diffrl_playground.renderer import render
-from diffrl_playground.scenes import complete, sample_caption, sample_scene
+from diffrl_playground.scenes import complete, sample_caption
 from diffrl_playground.verifier import Verdict, judge, see
 
 CLIMBED = ("a red heart", "two blue stars", "a star left of a circle", 'the word "lax"', "a smiling head with a hat")
@@ -65,7 +65,7 @@ def near_misses(count: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     missed: dict[str, list[bool]] = {}
     for kind in rng.choice(list(grammar.KINDS), count):
-        scene = sample_scene(rng, str(kind))
+        scene = complete(Caption(str(kind)), rng)
         caption = scene.describe(grammar.NAMES[scene.kind])
         name = str(rng.choice(list(grammar.NAMES[scene.kind])))
         verdict = judge(see(render(changed(scene, name, rng))), caption)

@@ -9,14 +9,14 @@ import pytest
 from scipy import ndimage
 
 from diffrl_playground import grammar
-from diffrl_playground.grammar import parse
+from diffrl_playground.grammar import Caption, parse
 from diffrl_playground.renderer import GROUNDS, HAT, PALETTE, SKIN, draw, outline, render, toned
-from diffrl_playground.scenes import SIZE, complete, sample_scene
+from diffrl_playground.scenes import SIZE, complete
 
 
 def test_the_scene_decides_every_pixel() -> None:
     for kind in grammar.KINDS:
-        first, other = (sample_scene(np.random.default_rng(seed), kind) for seed in (1, 2))
+        first, other = (complete(Caption(kind), np.random.default_rng(seed)) for seed in (1, 2))
         image = render(first)
         assert image.shape == (SIZE, SIZE, 3) and image.dtype == np.uint8
         assert np.array_equal(image, render(first)) and not np.array_equal(image, render(other))

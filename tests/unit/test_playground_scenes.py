@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from diffrl_playground import grammar
-from diffrl_playground.grammar import parse
-from diffrl_playground.scenes import EDGE, REACH, SIZE, complete, free, quarter_of, sample_caption, sample_scene
+from diffrl_playground.grammar import Caption, parse
+from diffrl_playground.scenes import EDGE, REACH, SIZE, complete, free, quarter_of, sample_caption
 
 
 def test_a_scene_holds_what_its_prompt_says() -> None:
@@ -72,7 +72,7 @@ def test_things_are_inside_and_apart() -> None:
     rng = np.random.default_rng(2)
     for kind in grammar.SHAPED:
         for _ in range(300):
-            scene = sample_scene(rng, kind)
+            scene = complete(Caption(kind), rng)
             places = np.array(scene.places)
             reach = REACH * places[:, 2]
             assert (places[:, :2].min(1) - reach >= EDGE - 0.01).all()

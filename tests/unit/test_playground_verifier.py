@@ -15,7 +15,7 @@ from diffrl_playground import grammar
 from diffrl_playground.grammar import Caption, parse
 from diffrl_playground.reading import observe
 from diffrl_playground.renderer import GROUNDS, PALETTE, render
-from diffrl_playground.scenes import complete, sample_caption, sample_scene
+from diffrl_playground.scenes import complete, sample_caption
 from diffrl_playground.verifier import judge, see, verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -42,7 +42,7 @@ def test_exact_on_rendered_images() -> None:
 def test_reads_every_fact_of_a_scene_said_or_not(kind: str) -> None:
     rng = np.random.default_rng(1)
     for _ in range(20):
-        scene = sample_scene(rng, kind)
+        scene = complete(Caption(kind), rng)
         always = scene.describe(grammar.ALWAYS.get(kind, ()))
         shown = observe(see(render(scene)), always)
         unlike = {name: value for name, value in scene.facts.items() if shown.get(name) != value}
@@ -76,7 +76,7 @@ def test_there_are_enough_cheats() -> None:
 def test_one_change_makes_that_fact_wrong_and_costs_credit(kind: str) -> None:
     rng = np.random.default_rng(5)
     for _ in range(5):
-        scene = sample_scene(rng, kind)
+        scene = complete(Caption(kind), rng)
         caption = scene.describe(grammar.NAMES[kind])
         true = judge(see(render(scene)), caption)
         for name in grammar.NAMES[kind]:
