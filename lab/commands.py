@@ -11,8 +11,9 @@ from typing import Any
 
 from diffrl.cli.arguments import at, positive_number, whole_number
 from diffrl.errors import UserError
-from diffrl.records.disk import check_writable
+from diffrl.records.disk import check_writable, write_text
 from diffrl.records.outputs import out_file
+from diffrl.resources import file_of_run
 
 AFTER = "diffrl publish"  # in the list of commands
 
@@ -21,7 +22,7 @@ def add(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
     command = add(
         "headroom",
-        headroom,
+        _headroom,
         "before GPU hours: can a config's rewards be trained on, and how much is there to gain?",
         "diffrl headroom playground/nft",
         "diffrl headroom my.yaml rewards.clip.weight=2 --out headroom.json",
@@ -34,31 +35,44 @@ def add(add: Callable[..., Any]) -> None:
 
     command = add(
         "replay",
-        replay,
+        _replay,
         "draw a training image again, with its scores, advantage, gate and share of the gradient",
         "diffrl replay runs/my 12 137",
     )
-    command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    _add_folders(command, "replay")
     command.add_argument("epoch", metavar="EPOCH", type=whole_number(1), help="as metrics.jsonl counts, from 1")
     text = "its number in the epoch, from 0: image 137 of groups of 16 is member 9 of prompt 8"
     command.add_argument("image", metavar="IMAGE", type=whole_number(0, 10**9), help=text)
-    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN/replay)")
 
     command = add(
         "dial",
-        dial,
+        _dial,
         "find the best LoRA without an alarm, over strengths and checkpoints, and write it",
         "diffrl dial runs/my",
         "diffrl dial runs/my --judge playground/compositional/test --diversity 0.75",
     )
-    command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    _add_folders(command, "dial")
     text = "prompts that the point is judged on (default: the rest of prompts.test)"
     command.add_argument("--judge", metavar="FILE|SET", help=text)
     text = "how many it is chosen on, and judged on (default: evaluate.prompts of the config)"
     command.add_argument("--prompts", type=whole_number(2), metavar="N", help=text)
     text = "share of the base's diversity that a point keeps at least (default: the run's guard.diversity)"
     command.add_argument("--diversity", type=_share, metavar="SHARE", help=text)
-    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN/dial)")
+
+
+def _add_folders(command: argparse.ArgumentParser, name: str) -> None:
+    command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    command.add_argument("--out", type=Path, metavar="DIR", help=f"where to write (default: RUN/{name})")
+
+
+def _folder(arguments: argparse.Namespace, name: str) -> Path:
+    """Where it is written; UserError for a folder that is no run's, and for an --out that cannot be."""
+    file_of_run(arguments.run, "config.yaml", name)
+    out: Path = arguments.out or arguments.run / name
+    if out.resolve() == arguments.run.resolve():
+        raise UserError(f'--out: "{out}" is the run\'s own folder; name another')
+    check_writable(out, "--out")
+    return out
 
 
 def _share(text: str) -> float:
@@ -67,7 +81,7 @@ def _share(text: str) -> float:
     return value
 
 
-def headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
+def _headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
     if not words:
         raise UserError("headroom: no CONFIG; name a YAML file or a shipped config such as playground/nft")
@@ -76,12 +90,9 @@ def headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import load_config
 
     config = load_config(words[0], words[1:])
-    from diffrl.records.disk import write_text
+    from .headroom import as_text, headroom
 
-    from .headroom import as_text
-    from .headroom import headroom as measure
-
-    result = measure(config)
+    result = headroom(config)
     if result is None:  # another process says it
         return 0
     print(as_text(result))
@@ -92,48 +103,34 @@ def headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def replay(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.resources import file_of_run
-
-    file_of_run(arguments.run, "config.yaml", "replay")
-    out = _folder(arguments.out, arguments.run / "replay")
-    from .replay import replay as again
+def _replay(arguments: argparse.Namespace, rest: list[str]) -> int:
+    out = _folder(arguments, "replay")
+    from .replay import replay
     from .replay_page import as_text, write
 
-    result = again(arguments.run, arguments.epoch, arguments.image, report=print)
+    result = replay(arguments.run, arguments.epoch, arguments.image, report=print)
     print(as_text(result.facts))
     for path in write(result.facts, result.image, result.group, out):
         print(f"written    {path}")
     return 0
 
 
-def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
+def _dial(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.prompts import check_source
-    from diffrl.resources import file_of_run
 
-    file_of_run(arguments.run, "config.yaml", "dial")
-    out = _folder(arguments.out, arguments.run / "dial")
+    out = _folder(arguments, "dial")
     if arguments.judge is not None:
         at("--judge", check_source, arguments.judge)
-    from .dial import dial as turn
-    from .dial import sentence
+    from .dial import dial, sentence
 
     words = {name: getattr(arguments, name) for name in ("judge", "prompts", "diversity")}
-    result = turn(arguments.run, out, **words, report=lambda title: print(f"measured: {title}", flush=True))
+    result = dial(arguments.run, out, **words, report=lambda title: print(f"measured: {title}", flush=True))
     print(_points(result))
     print(textwrap.fill(sentence(result), 80))
     chosen = result["points"][result["chosen"]]
     print(f"LoRA: {out / 'lora'}" if chosen["strength"] else "no LoRA: the base model is the healthy point")
     print(f"page: {out / 'dial.html'}")
     return 0
-
-
-def _folder(given: Path | None, default: Path) -> Path:
-    out = default if given is None else given
-    if out.resolve() == default.parent.resolve():
-        raise UserError(f'--out: "{out}" is the run\'s own folder; name another')
-    check_writable(out, "--out")
-    return out
 
 
 def _points(result: Mapping[str, Any]) -> str:

@@ -112,12 +112,8 @@ def changed(scene: Scene, facts: Mapping[str, str]) -> Scene:
     return dataclasses.replace(scene, facts={**scene.facts, **{k: v for k, v in facts.items() if k in scene.facts}})
 
 
-def dressed(cases: Cases, looks: Sequence[Look]) -> Tensor:
-    """The wrong images again, each with the best-paid value of every fact that its prompt leaves free."""
-    best: dict[str, str] = {}
-    for look in looks:
-        if look.points > 0:
-            best.setdefault(look.fact, look.value)
+def dressed(cases: Cases, best: Mapping[str, str]) -> Tensor:
+    """The wrong images again, each with the value of every fact of `best` that its prompt leaves free."""
     scenes = []
     for prompt, (_, wrong) in zip(cases.prompts, cases.scenes, strict=True):
         scenes.append(changed(wrong, {fact: one for fact, one in best.items() if _is_free(prompt, wrong, fact)}))

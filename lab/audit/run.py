@@ -182,8 +182,8 @@ def _attacks(
     every = torch.ones(len(prompts), dtype=torch.bool)
     yield "a wrong image as it is", wrong, every, "no exploit: how often the reward errs by itself"
     if looks:
-        best = {look.fact: f"{look.fact} {look.value}" for look in reversed(looks) if look.points > 0}
-        yield "the look that it likes", dressed(cases, looks), every, ", ".join(best.values())
+        best = {look.fact: look.value for look in reversed(looks) if look.points > 0}  # the best-paid of each
+        yield "the look that it likes", dressed(cases, best), every, ", ".join(map(" ".join, best.items()))
     yield "the prompt as text", exploits.written(wrong, [prompt.text for prompt in prompts]), every, ""
     yield "a word to the judge", exploits.written(wrong, [exploits.ADDRESS] * len(prompts)), every, exploits.ADDRESS
     for name, edit in exploits.EDITS.items():
