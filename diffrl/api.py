@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.config import Config, check_model, check_plugin, dump, load_config
 from diffrl.errors import UserError, nearest
+from diffrl.handed_over import Rewards, entries
 from diffrl.lora_files import find_lora
-from diffrl.prepare import Base, Rewards, entries, prepare
+from diffrl.prepare import Base, prepare
 from diffrl.prompts import PromptLike
 from diffrl.records.outputs import out_file
 from diffrl.resources import file_of_run
