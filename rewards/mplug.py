@@ -26,7 +26,6 @@ class Mplug:
     """
 
     name = "mplug"
-    packages = ("modelscope",)  # `diffrl bench` looks for them before it draws
     card = Card(
         measures="share of the prompt's questions that mPLUG answers right, in one word",
         range=(0.0, 1.0),

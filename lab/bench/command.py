@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,7 +69,6 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     common = _drawing(arguments, bench)
     judges = _judges(arguments, rest)
     bench.read(arguments.data)  # before anything heavy is imported
-    _check_packages({plugin for plugin, _ in judges.values()})
     from diffrl.drawing import Drawing
     from diffrl.rewards.building import Entry
 
@@ -84,17 +83,6 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
         page = write_bench_report(result, arguments.out)
         print(f"results: {arguments.out / FILE}; page: {page}")
     return 0
-
-
-def _check_packages(plugins: Iterable[str]) -> None:
-    """What judges need besides is looked for before hours of drawing."""
-    from diffrl.rewards.registry import load_class
-
-    for plugin in plugins:
-        for package in getattr(load_class(plugin), "packages", ()):
-            if find_spec(package) is None:
-                text = f"the package {package}, which is not installed; `diffrl rewards show {plugin}` says how"
-                raise UserError(f"--judge: {plugin} needs {text}")
 
 
 def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:

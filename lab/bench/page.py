@@ -11,8 +11,8 @@ from diffrl.report.dot_plots import Dots, dots
 from diffrl.report.page import Markup, figure
 from diffrl.report.sections import pick
 
-from .run import Result
-from .table import Key, Line
+from .run import CHANGE, Result
+from .table import Line
 
 PAGE = "report.html"
 SHOWN = 24  # prompts with images
@@ -30,23 +30,21 @@ def _sections(result: Result) -> dict[str, list[str]]:
     return {name: sorted(lines, key=int) if all(map(str.isdigit, lines)) else lines for name, lines in found.items()}
 
 
-def _value(line: Line | None, decimals: int, sign: str = "") -> str:
+def _value(line: Line | None, decimals: int, column: str) -> str:
     if line is None:
         return "-"
     error = "" if line.error is None else f" +- {line.error:.{decimals}f}"
-    return f"{line.value:{sign}.{decimals}f}{error}"
+    return f"{line.value:{'+' if column == CHANGE else ''}.{decimals}f}{error}"
 
 
 def as_text(result: Result) -> str:
     """The table for a terminal, at most 80 columns wide where the names allow it."""
-    changes, decimals = result.changes(), result.bench.decimals
-    head = [*result.lines, *(["change"] if changes else [])]
-    rows = [[f"{result.bench.title}, {result.about['prompts']} prompts", *head]]
+    columns, decimals = result.columns(), result.bench.decimals
+    rows = [[f"{result.bench.title}, {result.about['prompts']} prompts", *columns]]
     for name, lines in _sections(result).items():
-        rows.append([name, *[""] * len(head)])
+        rows.append([name, *[""] * len(columns)])
         for line in lines:
-            cells = [_value(one.get((name, line)), decimals) for one in result.lines.values()]
-            cells += [_value(changes.get((name, line)), decimals, "+")] if changes else []
+            cells = [_value(known.get((name, line)), decimals, column) for column, known in columns.items()]
             rows.append([f"  {line}", *cells])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     text = [
@@ -91,38 +89,29 @@ def _head(page: Page, result: Result) -> None:
 
 
 def _tables(page: Page, result: Result) -> None:
-    changes, decimals = result.changes(), result.bench.decimals
-    head = ["", *result.lines, *(["change"] if changes else []), "values"]
+    columns, decimals = result.columns(), result.bench.decimals
     note = "After ±: one standard error, over prompts."
-    if changes:
+    if CHANGE in columns:
         note += " Change: LoRA minus base on the same noise; in colour where its 95 % interval leaves 0 out."
     for name, lines in _sections(result).items():
         lower = name.partition(",")[0] in result.about["lower_is_better"]  # a section of a reward has its name first
         rows = []
         for line in lines:
-            key = (name, line)
-            known = [one.get(key) for one in result.lines.values()]
-            count = next(one.count for one in known if one is not None)
-            cells: list[str] = [_spans(_value(one, decimals)) for one in known]
-            cells += [_changed(changes, key, decimals, lower)] if changes else []
-            rows.append([line, *cells, f"{count:,}"])
-        page.section(name, note).table(rows, head)
+            known = {column: values.get((name, line)) for column, values in columns.items()}
+            count = next(one.count for one in known.values() if one is not None)
+            rows.append([line, *(_cell(one, decimals, column, lower) for column, one in known.items()), f"{count:,}"])
+        page.section(name, note).table(rows, ["", *columns, "values"])
         note = ""
 
 
-def _spans(text: str, kind: str = "") -> Markup:
+def _cell(line: Line | None, decimals: int, column: str, lower: bool) -> Markup:
     """A value and its error, which a narrow page may put below it, but not break."""
-    value, _, error = text.replace(" +- ", " ± ").replace("-", "−").partition(" ")
+    kind = ""
+    if column == CHANGE and line is not None:
+        kind = ("good" if (line.value < 0) == lower else "bad") if line.sure else "tag"
+    value, _, error = _value(line, decimals, column).replace(" +- ", " ± ").replace("-", "−").partition(" ")
     spans = [Markup('<span class="{}">{}</span>').format(kind, part) for part in (value, error) if part]
     return Markup(" ").join(spans)
-
-
-def _changed(changes: dict[Key, Line], key: Key, decimals: int, lower: bool) -> str:
-    gap = changes.get(key)
-    if gap is None:
-        return "-"
-    kind = ("good" if (gap.value < 0) == lower else "bad") if gap.sure else "tag"
-    return _spans(_value(gap, decimals, "+"), kind)
 
 
 def _charts(page: Page, result: Result) -> None:

@@ -34,6 +34,7 @@ from .judging import FOLDER, Shot, answers_of, judge_all, read_answers
 from .table import Key, Line, change, lines_of
 
 FILE, JUDGES = "bench.json", "judges.json"
+CHANGE = "change"  # the name of its column
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,20 @@ class Result:
     about: Mapping[str, Any]
     texts: Sequence[str]
 
-    def changes(self) -> dict[Key, Line]:
-        """Of the LoRA against the base, where there are both."""
+    def columns(self) -> dict[str, Mapping[Key, Line]]:
+        """The lines of each model, and where there are both, the change of the LoRA against the base."""
         if len(self.lines) < 2:
-            return {}
+            return dict(self.lines)
         first, second = self.lines.values()
-        return {key: change(first[key], line) for key, line in second.items() if key in first}
+        return {**self.lines, CHANGE: {key: change(first[key], one) for key, one in second.items() if key in first}}
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for model, lines in self.lines.items():
+        for column, lines in self.columns().items():
             for (section, line), one in lines.items():
-                row = {"value": one.value, "standard_error": one.error, "values": one.count, "prompts": one.prompts}
-                found.setdefault(section, {}).setdefault(line, {})[model] = row
-        for (section, line), gap in self.changes().items():
-            found[section][line]["change"] = {"value": gap.value, "standard_error": gap.error}
+                row = {"value": one.value, "standard_error": one.error}
+                row |= {} if column == CHANGE else {"values": one.count, "prompts": one.prompts}
+                found.setdefault(section, {}).setdefault(line, {})[column] = row
         return {**self.about, "left_out": list(self.left_out), "results": found}
 
 
@@ -83,13 +83,12 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
     prompts = [Prompt(item.text) for item in items]
     loras = {"base": None} | ({"lora": drawing.lora} if drawing.lora is not None else {})
     drawings = {model: replace(drawing, lora=lora, limit=None) for model, lora in loras.items()}
-    if accelerator.is_main_process:
-        _same_judges(out, judges)
-    accelerator.wait_for_everyone()
     shots = {model: _shots(out / model, items, drawing.per_prompt) for model in drawings}
     if not all(shot.path.is_file() for rows in shots.values() for prompt in rows for shot in prompt):
         for judge, entry in judges.items():
             _look_at(judge, entry, items)
+    if accelerator.is_main_process:
+        _same_judges(out, judges)
     accelerator.wait_for_everyone()
     # The LoRA first: that it fits is better known before hours of work.
     drawn = {model: generate_images(Job(one), prompts, out / model) for model, one in reversed(drawings.items())}

@@ -410,7 +410,8 @@ def test_a_judges_package_is_asked_for_before_drawing(tmp_path: Path, capsys: An
     graph(tmp_path, random.Random(3))
     words = ["bench", "dpg", "--model", "playground", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main([*words, "--judge", "mplug"]) == 2
-    assert "--judge: mplug needs the package modelscope, which is not" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "mplug: it comes with modelscope (" in error and "pip install 'modelscope[multi-modal]'" in error
     assert not (tmp_path / "out").exists()
 
 
