@@ -77,9 +77,24 @@ class Playground(World):
         return draw(text, rng)
 
     def feature_space(self, name: str, device: torch.device | str) -> Any:
-        from .clip_model import features
+        """ "clip": its CLIP's image tower, images (B, 3, H, W) in [0, 1] to (B, F) on the CPU. The folder is in
+        `open_clip`'s format: anyone loads it with `open_clip.create_model_and_transforms("local-dir:FOLDER")`."""
+        if name != "clip":
+            return None
+        import open_clip
+        import torch
 
-        return features(ASSETS / "clip", device) if name == "clip" else None
+        model: Any = open_clip.create_model(f"local-dir:{ASSETS / 'clip'}", device=str(device)).eval()
+        mean, std = (torch.tensor(model.visual.preprocess_cfg[k]).view(1, 3, 1, 1).to(device) for k in ("mean", "std"))
+
+        def embed(images: torch.Tensor) -> torch.Tensor:
+            x, side = images.to(device).float(), (self.resolution, self.resolution)
+            if x.shape[-2:] != side:
+                x = torch.nn.functional.interpolate(x, size=side, mode="bicubic", antialias=True).clamp(0, 1)
+            with torch.no_grad():
+                return model.encode_image((x - mean) / std).float().cpu()
+
+        return embed
 
 
 def _set(source: str) -> tuple[str, str]:

@@ -172,7 +172,7 @@ class PlaygroundRegions:
 
     def map(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """(B, 8, 8) in [-1, 1] of images (B, 3, 64, 64) in [0, 1]; NaN where the prompt says nothing of a place."""
-        from diffrl_playground.regions import region_map
+        from diffrl_playground.reading import region_map
 
         verdicts = verify(images, list(prompts))
         seen = glance(to_pixels(images))

@@ -78,8 +78,10 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         UserError: for the files, the judges, and a folder of another job.
     """
     started, bench, accelerator = time.perf_counter(), BENCHES[name], join_processes()
-    read = bench.read(data)
-    items, left_out = _judged(read, judges, drawing.limit)
+    judged, left_out = _judged(bench.read(data), judges)
+    items = judged[: drawing.limit]
+    if len(items) < len(judged):
+        left_out.append(f"{len(judged) - len(items)} of {len(judged)} prompts (--limit {drawing.limit})")
     prompts = [Prompt(item.text) for item in items]
     loras = {"base": None} | ({"lora": drawing.lora} if drawing.lora is not None else {})
     drawings = {model: replace(drawing, lora=lora, limit=None) for model, lora in loras.items()}
@@ -87,8 +89,9 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
     if not all(shot.path.is_file() for rows in shots.values() for prompt in rows for shot in prompt):
         for judge, entry in judges.items():
             _look_at(judge, entry, items)
+    used = {judge: {"reward": entry.plugin, **entry.arguments} for judge, entry in judges.items()}
     if accelerator.is_main_process:
-        _same_judges(out, judges)
+        _same_judges(out, used)
     accelerator.wait_for_everyone()
     # The LoRA first: that it fits is better known before hours of work.
     drawn = {model: generate_images(Job(one), prompts, out / model) for model, one in reversed(drawings.items())}
@@ -108,16 +111,14 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         **{key: job[key] for key in ("sampler", "steps", "guidance_scale")},  # what the drawing left to the model
         "prompts": len(items),
         "official": {"prompts": bench.prompts, "per_prompt": bench.images, "seed": bench.seed},
-        "judges": {judge: {"reward": entry.plugin, **entry.arguments} for judge, entry in judges.items()},
+        "judges": used,
         "lower_is_better": sorted(lower_is_better({j: load_class(entry.plugin) for j, entry in judges.items()})),
         "images_drawn": drawn,
         "seconds": {"drawing": round(drawing_took, 1)} | {judge: round(took, 1) for judge, (_, took) in asked.items()},
     }
     done = {"drawing": (sum(drawn.values()), drawing_took), **asked}
-    if len(items) < sum(item.owed.keys() <= judges.keys() for item in read):
-        about["whole"] = _whole(read, judges, drawing.per_prompt * len(drawings), done)
-    if len(items) < len(read) and not left_out:
-        left_out = [f"{len(read) - len(items)} of {len(read)} prompts (--limit)"]
+    if len(items) < len(judged):
+        about["whole"] = _whole(judged, judges, drawing.per_prompt * len(drawings), done)
     result = Result(name, bench, lines, left_out, about, [item.text for item in items])
     if accelerator.is_main_process:
         write_text(out / FILE, json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
@@ -130,34 +131,29 @@ def _whole(
 ) -> dict[str, float]:
     """Minutes that all prompts take, of which `images` each are drawn, at the rate of what was done: {"drawing" or a
     judge: (images drawn or answers given, seconds with loading)}; without what this call found done already."""
-    items = [item for item in items if item.owed.keys() <= judges.keys()]
     amounts = {judge: sum(item.owes(judge) for item in items) for judge in judges}
     amounts["drawing"] = len(items)
     return {name: round(amounts[name] * images * took / count / 60, 1) for name, (count, took) in done.items() if count}
 
 
-def _judged(items: Sequence[Item], judges: Mapping[str, Entry], limit: int | None) -> tuple[list[Item], list[str]]:
-    """The prompts whose judges are all there, and in words which are not."""
+def _judged(items: Sequence[Item], judges: Mapping[str, Entry]) -> tuple[list[Item], list[str]]:
+    """The prompts whose judges are all there, each once, and in words which are not."""
     kept = [item for item in items if item.owed.keys() <= judges.keys()]
     lacking = Counter(tuple(judge for judge in item.owed if judge not in judges) for item in items)
     del lacking[()]
     left_out = [f"{count} prompts, without a judge {' and '.join(names)}" for names, count in lacking.items()]
     if not kept:
         raise UserError(f"--judge: no prompt can be judged: {'; '.join(left_out) or 'the files have none'}")
-    if limit is not None and limit < len(kept):
-        left_out.append(f"{len(kept) - limit} of {len(kept)} prompts (--limit {limit})")
-    texts = [item.text for item in kept[:limit]]
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
-        raise UserError(f'--data: the prompt "{twice}" comes twice; are these the official files?')
-    return kept[:limit], left_out
+    text, count = Counter(item.text for item in kept).most_common(1)[0]
+    if count > 1:
+        raise UserError(f'--data: the prompt "{text}" comes twice; are these the official files?')
+    return kept, left_out
 
 
-def _same_judges(out: Path, judges: Mapping[str, Entry]) -> None:
+def _same_judges(out: Path, judges: Mapping[str, Mapping[str, Any]]) -> None:
     """Answers of one judge are not continued by another."""
     path = out / JUDGES
-    now = {name: {"reward": entry.plugin, **entry.arguments} for name, entry in judges.items()}
-    here = json.loads(json.dumps(now, default=str))
+    here = json.loads(json.dumps(judges, default=str))
     if path.is_file():
         with foreign(path):
             before: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))

@@ -1,4 +1,8 @@
-"""Builds, writes and reads the playground's CLIP models, in the format that `diffrl_playground.clip_model` says."""
+"""Builds, writes and reads the playground's CLIP models, small but real ones in `open_clip`'s folder format.
+
+A folder holds `open_clip_config.json`, `open_clip_model.safetensors` and the tokenizer's files; anyone loads it with
+`open_clip.create_model_and_transforms("local-dir:FOLDER")` and `open_clip.get_tokenizer("local-dir:FOLDER")`.
+"""
 
 from __future__ import annotations
 

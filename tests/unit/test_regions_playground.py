@@ -8,7 +8,7 @@ import torch
 
 from diffrl.rewards.registry import load_reward
 from diffrl_playground.grammar import parse
-from diffrl_playground.regions import region_map
+from diffrl_playground.reading import region_map
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import complete, sample_caption
 from diffrl_playground.verifier import see
