@@ -15,7 +15,6 @@ from diffrl.errors import foreign
 from diffrl.records.disk import write_text
 from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
 from diffrl.report.page import page
-from diffrl.report.parts import by_part
 from diffrl.report.sections import curves, divgen, facts, headline, optimisation, others, samples, time_split
 
 __all__ = ["RunData", "lower_by_config", "read_run", "sections", "warnings_of", "write_report"]
@@ -35,9 +34,18 @@ def _of_method(name: str, function: str) -> Section:
     return drawn
 
 
+def _by_part(run: RunData) -> str:
+    """Its module is loaded for runs of which a reward has a breakdown."""
+    if not any("[" in name for values in run.held.epochs.values() for name in values):
+        return ""
+    from diffrl.report.parts import by_part
+
+    return by_part(run)
+
+
 METHODS = {"gardo": "gardo", "marble": "balance", "d2align": "direction"}
 sections: list[Section] = [
-    *(headline, by_part, curves, samples),
+    *(headline, _by_part, curves, samples),
     *(_of_method(*one) for one in METHODS.items()),
     *(optimisation, divgen),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from diffrl.config import Config
 from diffrl.evaluation import Evaluated, Evaluator, summarise, together
 from diffrl.features import Features
 from diffrl.policy import Policy
-from diffrl.policy.resizing import drawing_at, resized
 from diffrl.prompts import load_prompts
 from diffrl.records.held_out import HeldOut
 from diffrl.records.verdict import Guard
@@ -58,7 +58,11 @@ class Evaluation:
         self.features, self.guard, self.hooks = features, guard, hooks
         self.folder, self.accelerator, self.monitor = folder, accelerator, monitor
         self.prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
-        self.backbone = resized(policy.backbone, config.evaluate.resolution, "evaluate.resolution")
+        self.backbone: Any = None  # of another size
+        if (resolution := config.evaluate.resolution) is not None:
+            from diffrl.policy.resizing import resized
+
+            self.backbone = resized(policy.backbone, resolution, "evaluate.resolution")
         self.past: list[dict[str, Any]] = []  # what was measured so far, the first one before training
         self.held = HeldOut()  # of each prompt
         self._prompts: dict[str, list[float | None]] = {}  # of the newest evaluation
@@ -90,7 +94,7 @@ class Evaluation:
 
     def scores(self) -> dict[str, Any]:
         """Held-out scores of the model as `eval/...`; those of each prompt are kept."""
-        with drawing_at(self.policy, self.backbone):
+        with self._drawing():
             keep = self.config.tracking.samples
             found = self.judge(self.policy, evaluation_spec(self.config), self.snapshot, keep)
         self._samples = found.pictures, found.scores[:: self.config.evaluate.per_prompt][: len(found.pictures)]
@@ -100,6 +104,14 @@ class Evaluation:
         saturation = {"eval/saturation": float(found.saturation.mean()), "eval/saturation/std": spread}
         missing = self.judges.unscored.take(lambda rows: together(rows, self.accelerator), "unscored/eval/")
         return {**measured.metrics, **saturation, **missing}
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        """Inside, the policy draws at the evaluations' size."""
+        if self.backbone is None:
+            return nullcontext()
+        from diffrl.policy.resizing import drawing_at
+
+        return drawing_at(self.policy, self.backbone)
 
     def measured(self, found: Evaluated, prefix: str = "") -> Measured:
         """The means of what was judged, and the means of each prompt; `prefix`: before all names."""
