@@ -1,48 +1,25 @@
 """Names of the Hugging Face hub, `OWNER/NAME[@REVISION]`: the commit that one stands for, and its files.
 
 Wherever a config or a reward names a model, `pinned` resolves it: once a process, so that all parts of it come from one
-commit, which is kept in what a run records.
+commit, which is kept in what a run records. The hub itself is asked in `diffrl.hub_access`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
-import socket
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from diffrl.errors import UserError, in_one_line
 
 NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)  # a few old names have no owner
 RULES = 'A to Z, digits, "_", and inside also single "-" and "."; no ".git" at the end'
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _commits: dict[str, str] = {}
 _open: list[dict[str, str]] = []
-
-
-@functools.cache
-def hub_failure() -> str:
-    """Why the hub cannot be reached, "" where it can. Then it is read offline: five retries a file take a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    url = urlsplit(constants.ENDPOINT)
-    if url.scheme in urllib.request.getproxies():  # the proxy knows the way, this machine need not
-        return ""
-    try:
-        socket.create_connection((url.hostname, url.port or (443 if url.scheme == "https" else 80)), 5).close()
-    except OSError as error:
-        constants.HF_HUB_OFFLINE = True
-        return f"{url.hostname} cannot be reached ({in_one_line(error)})"
-    return ""
 
 
 def hub_file(repository: str, file: str, missing: str) -> Path:
@@ -52,6 +29,8 @@ def hub_file(repository: str, file: str, missing: str) -> Path:
         UserError: it is not available; `missing` says what is not here either.
     """
     from huggingface_hub import hf_hub_download
+
+    from diffrl.hub_access import hub_failure
 
     source, at = pinned(repository)
     try:
@@ -73,8 +52,10 @@ def pinned(name: str, kind: str = "model") -> tuple[str, dict[str, Any]]:
     match = NAME.fullmatch(name)
     if match is None or Path(os.path.expanduser(name)).exists() or not _is_valid(match[1]):
         return name, {}
+    from diffrl.hub_access import commit_at, hub_failure
+
     repository, revision = match.groups()
-    commit = _commit(repository, revision or "main", kind)
+    commit = commit_at(repository, revision or "main", kind)
     if commit is None:
         if revision is not None:
             where = "the hub has" if not hub_failure() else "this machine's cache has"
@@ -133,28 +114,3 @@ def _is_valid(repository: str) -> bool:
         validate_repo_id(repository)
         return True
     return False
-
-
-@functools.cache
-def _commit(repository: str, revision: str, kind: str) -> str | None:
-    if COMMIT.fullmatch(revision):
-        return revision
-    if not hub_failure():
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import RevisionNotFoundError
-
-        try:
-            return HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=20).sha
-        except RevisionNotFoundError:
-            return None
-        except Exception:  # a private or gated one without a token, a name of another server: the cache may have it
-            pass
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type=kind)
-    try:
-        return (folder / "refs" / revision).read_text().strip()
-    except OSError:
-        short = [one.name for one in folder.glob(f"snapshots/{revision}*")] if len(revision) >= 7 else []
-        return short[0] if len(short) == 1 else None

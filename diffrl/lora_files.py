@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.hub import hub_failure, hub_file, not_name, pinned
+from diffrl.hub import hub_file, not_name, pinned
+from diffrl.hub_access import hub_failure
 from diffrl.plugins import here
 from diffrl.worlds import world_of, worlds
 

@@ -209,7 +209,8 @@ def need(command: str, extra: str, *modules: str) -> None:
 
 def check_push(name: str) -> None:
     """UserError where --push names no model of the hub, or the hub cannot be reached."""
-    from diffrl.hub import hub_failure, not_name
+    from diffrl.hub import not_name
+    from diffrl.hub_access import hub_failure
 
     if wrong := not_name(name):
         raise UserError(f'--push: "{name}": {wrong}')

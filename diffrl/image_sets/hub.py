@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.hub import hub_failure, not_name, pinned
+from diffrl.hub import not_name, pinned
+from diffrl.hub_access import hub_failure
 
 FORM = "hub:OWNER/NAME[@REVISION][:FILES], such as hub:OWNER/NAME:data/train-*"
 

@@ -68,7 +68,8 @@ def _find(model: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"model: {folder} is a file, expected a folder in diffusers' format, .safetensors or .gguf")
     if model in worlds():
         raise UserError(f'model: the {model}\'s weights are missing, no folder "{folder}"')
-    from diffrl.hub import hub_failure, not_name, pinned
+    from diffrl.hub import not_name, pinned
+    from diffrl.hub_access import hub_failure
 
     if not_name(model, "OWNER/NAME[@REVISION]"):
         hint = nearest(model, worlds()) if "/" not in model else ""

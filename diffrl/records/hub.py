@@ -17,7 +17,8 @@ from huggingface_hub import HfApi, get_token, snapshot_download
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.files import is_address
-from diffrl.hub import hub_failure, not_name
+from diffrl.hub import not_name
+from diffrl.hub_access import hub_failure
 from diffrl.records import checkpoint
 from diffrl.store import current, send
 from diffrl.store import fetch as fetch_stored

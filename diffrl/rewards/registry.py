@@ -51,12 +51,16 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     if (inner := split_name(name_or_path)[1]) is not None:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
-    from diffrl.hub import hub_failure, recorded
+    from diffrl.hub import recorded
     from diffrl.process_state import unchanged
     from diffrl.switches import leave_cudnn_attention
 
     leave_cudnn_attention()
-    failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
+    failure = ""
+    if getattr(getattr(reward_class, "card", None), "repository", None):
+        from diffrl.hub_access import hub_failure
+
+        failure = hub_failure()
     warn = partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)
     try:
         with LOADING, recorded() as found, unchanged(warn):

@@ -169,6 +169,6 @@ def test_a_hub_that_breaks_off_is_a_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", breaks)
     monkeypatch.setattr("diffrl.hub.pinned", lambda name: (name, {}))
-    monkeypatch.setattr("diffrl.hub.hub_failure", lambda: None)
+    monkeypatch.setattr("diffrl.hub_access.hub_failure", lambda: None)
     with pytest.raises(UserError, match=r'no LoRA "me/x", and the hub does not give it \(Disconnected: no response\)'):
         hub_file("me/x", "config.yaml", 'no LoRA "me/x"')

@@ -11,7 +11,7 @@ import pytest
 from hub_cache import COMMITS, point, put
 from huggingface_hub import constants
 
-from diffrl import hub
+from diffrl import hub, hub_access
 from diffrl.cli import doctor
 from diffrl.config import load_config
 from diffrl.errors import UserError
@@ -49,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """As another process begins."""
-    hub._commit.cache_clear()
+    hub_access.commit_at.cache_clear()
     hub._commits.clear()
 
 

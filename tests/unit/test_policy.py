@@ -14,7 +14,7 @@ from tiny import PROMPTS, SPEC, inputs, scramble, tiny_sd3, velocity
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.hub import hub_failure
+from diffrl.hub_access import hub_failure
 from diffrl.policy import Conditioning, Policy, load_policy
 from diffrl.policy import text_cache as texts
 from diffrl.samplers import euler_step
