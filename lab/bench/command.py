@@ -66,7 +66,11 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
         if getattr(arguments, option) is None:
             hint = f": your copy of {bench.source}" if option == "data" else ""
             raise UserError(f"bench: --{option} is missing{hint}")
-    common = _drawing(arguments, bench)
+    drawing = drawing_of(arguments)
+    drawing.pop("out")
+    check_writable(arguments.out, "--out")
+    official = {"seed": bench.seed, "per_prompt": bench.images}  # where nothing else is asked for
+    drawing = settled(drawing | {key: value for key, value in official.items() if drawing[key] is None})
     judges = _judges(arguments, rest)
     bench.read(arguments.data)  # before anything heavy is imported
     from diffrl.drawing import Drawing
@@ -75,7 +79,7 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     from .run import FILE, run_bench
 
     entries = {judge: Entry(plugin, given) for judge, (plugin, given) in judges.items()}
-    result = run_bench(arguments.name, arguments.data, Drawing(**common), entries, arguments.out)
+    result = run_bench(arguments.name, arguments.data, Drawing(**drawing), entries, arguments.out)
     if os.environ.get("RANK", "0") == "0":
         from .page import as_text, write_bench_report
 
@@ -83,16 +87,6 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
         page = write_bench_report(result, arguments.out)
         print(f"results: {arguments.out / FILE}; page: {page}")
     return 0
-
-
-def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:
-    """The arguments of a `Drawing`, checked; where nothing else is asked for, the benchmark's seed and images."""
-    given = drawing_of(arguments)
-    given.pop("out")
-    check_writable(arguments.out, "--out")
-    official = {"seed": bench.seed, "per_prompt": bench.images}
-    given |= {key: value for key, value in official.items() if given[key] is None}
-    return settled(given)
 
 
 def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from . import compbench, dpg, general, geneval, geneval2, unigenbench
+from . import compbench, dpg, general, geneval, unigenbench
 from .items import Bench, Judge
 
 _READERS = {
     "geneval": (geneval.read, geneval.marks),
-    "geneval2": (geneval2.read, geneval2.marks),
+    "geneval2": (geneval.read_second, geneval.marks_second),
     "dpg": (dpg.read, dpg.marks),
     "compbench": (compbench.read, compbench.marks),
     "unigenbench": (unigenbench.read, unigenbench.marks),

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from diffrl.continuations import finish
+from diffrl.denoising import EVALUATION, Steer, initial_noise
 from diffrl.forward import FlowMatching, Prediction
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
-from diffrl.rollout import EVALUATION, generate, initial_noise
+from diffrl.rollout import generate
 from diffrl.samplers import schedule, sde_kernel
 from diffrl.sampling import SamplerSpec
 from diffrl.seeds import generator, noise
@@ -81,7 +82,7 @@ class Finished:
     origin: list[str]
 
 
-def best_of_n(bench: Bench, prompts: Sequence[Prompt], budget: int, steer: Guide | None = None) -> Iterator[Finished]:
+def best_of_n(bench: Bench, prompts: Sequence[Prompt], budget: int, steer: Steer | None = None) -> Iterator[Finished]:
     """As many images of each prompt as the budget gives."""
     count = budget // bench.image()
     for index, images in bench.draw(prompts, count, steer=steer):
@@ -123,26 +124,22 @@ def gradient(bench: Bench, prompts: Sequence[Prompt], budget: int, strength: flo
     """Best-of-N of images that the reward's gradient guides (Flow-NRG); its backward passes are the decoder's and the
     reward's, and cost no forward of the network."""
     for place, prompt in enumerate(prompts):
-        for finished in best_of_n(bench, [prompt], budget, Guide(bench, prompt, strength)):
+        for finished in best_of_n(bench, [prompt], budget, guide(bench, prompt, strength)):
             yield replace(finished, prompt=[place] * len(finished.prompt))
 
 
-class Guide:
+def guide(bench: Bench, prompt: Prompt, strength: float) -> Steer:
     """Moves each step's prediction along the gradient of the value of its decoded clean latent."""
+    policy, ascend, sigmas = bench.policy, bench.ascend, schedule(bench.policy, bench.spec).tolist()
+    assert ascend is not None, "checked before anything is drawn"
 
-    def __init__(self, bench: Bench, prompt: Prompt, strength: float) -> None:
-        self.bench, self.prompt, self.strength = bench, prompt, strength
-        self.sigmas = schedule(bench.policy, bench.spec).tolist()
-
-    def __call__(self, step: int, x: Tensor, prediction: Prediction) -> tuple[Tensor, Prediction]:
-        bench = self.bench
-        assert bench.ascend is not None, "checked before anything is drawn"
+    def steer(step: int, x: Tensor, prediction: Prediction) -> tuple[Tensor, Prediction]:
         with torch.enable_grad():
             x0 = prediction.x0.detach().requires_grad_()
-            images = bench.policy.decode(x0, grad=True)
-            (slope,) = torch.autograd.grad(bench.ascend(images, [self.prompt] * len(x)).sum(), x0)
-        t = x.new_full((len(x),), self.sigmas[step])
-        return x, reward_gradient(x, prediction, slope, t, self.strength, bench.policy.process)
+            (slope,) = torch.autograd.grad(ascend(policy.decode(x0, grad=True), [prompt] * len(x)).sum(), x0)
+        return x, reward_gradient(x, prediction, slope, x.new_full((len(x),), sigmas[step]), strength, policy.process)
+
+    return steer
 
 
 def particles(
