@@ -261,3 +261,18 @@ def test_what_cannot_work_names_both_sides(config_file: Any, sections: dict[str,
     with pytest.raises(UserError) as caught:
         load_config(config_file("refused", **sections))
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["awm", "prdp"])
+def test_what_is_computed_beside_a_row_is_what_estimates_count(
+    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Two steps an epoch: the first one's rows are on policy. A penalty towards the pretrained model is not counted."""
+    run = make(name, **ALL.get(name, {"objective": name}), optimise={"batch_size": 8})
+    rows = 16 * (4 if name == "prdp" else 3)
+    seen = count_forwards(run, monkeypatch)
+    run.loop.run_epoch(0)
+    trained, silent = seen.pop(("default", True)), sum(seen.values()) - rows
+    assert trained == rows and seen["pretrained", False] == rows
+    counted = run.objective.cost(run.config.rollout, False, 2).forwards + (name == "awm")
+    assert counted == silent / rows == 2.5 - (name == "prdp")

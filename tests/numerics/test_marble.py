@@ -482,8 +482,9 @@ def test_the_qp_is_optimal_on_thousands_of_gram_matrices() -> None:
     ],
 )
 def test_the_qp_on_points_whose_answer_is_known(points, expected) -> None:
-    array = np.array(points, dtype=float)
-    assert np.allclose(min_norm_weights(array @ array.T), expected, atol=1e-6)
+    for length in (1e-5, 1.0, 1e5):  # gradients of any size: the ridge is relative
+        array = length * np.array(points, dtype=float)
+        assert np.allclose(min_norm_weights(array @ array.T), expected, atol=1e-6)
 
 
 def test_a_reward_that_applies_to_some_rows_has_the_mean_gradient_of_those() -> None:

@@ -431,6 +431,8 @@ def test_calibration_balances_gains() -> None:
     gains = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, 1.0], [-2.0, 1.0], [0.0, 1.0]])  # 0 is no gain and no loss
     assert calibrated([0.5, 0.5], gains, 2, 0.01, 1.0) == pytest.approx([0.51, 0.49])
     assert calibrated([1.0, 0.01], gains, 2, 0.01, 1.0) == pytest.approx([1.0, 0.01])  # within its limits
+    mostly_none = torch.tensor([[1.0], [-1.0], *[[0.0]] * 40])
+    assert calibrated([0.5], mostly_none, 2, 0.01, 1.0) == pytest.approx([0.51])
 
 
 @pytest.mark.parametrize("images", [24, 384, 1152])

@@ -187,6 +187,14 @@ def test_places_without_a_word_and_other_sizes() -> None:
     assert centred_cells(torch.arange(64.0).view(1, 8, 8), (2, 2)).sum().abs() < 1e-12
 
 
+def test_the_cells_of_weights_are_not_divided() -> None:
+    """Regression's weights are scores and a constant: a cell's weight is its own score, whatever the group's std."""
+    objective, scores = Regression(weights="linear"), fixed(3, 6, 1)
+    objective.see_regions([0], ["mapped"])
+    assert objective.regions is not None
+    assert (objective.regions.scale(scores, torch.arange(6) // 3, "group") == torch.ones(6, 1)).all()
+
+
 def test_each_rewards_own_scalar_serves_marble() -> None:
     objective = NFT()
     objective.see_regions([1], ["mapped"])

@@ -80,6 +80,17 @@ def test_what_groups_log_of_their_gates_and_clips() -> None:
     assert summaries(prdp.means.take())["prdp/clip_fraction"] == 0.5
 
 
+def test_prdp_has_slopes_for_each_column_of_advantages() -> None:
+    """Under MARBLE, which asks for each reward's own gradient: a column's are those that it has alone."""
+    prdp, source = PRDP(SamplerSpec("flow_sde", 3)), torch.Generator().manual_seed(0)
+    measured, a = torch.randn(2, 2, 4, 3, generator=source), torch.randn(2, 4, 2, generator=source)
+    mine = torch.tensor([True, True])
+    both = prdp._slopes(measured, a, mine)
+    alone = [prdp._slopes(measured, a[..., k : k + 1], mine) for k in range(2)]
+    torch.testing.assert_close(both, torch.cat(alone, dim=-1))
+    assert not torch.allclose(*alone)
+
+
 @pytest.mark.parametrize(
     ("mode", "std", "warned"), [("amortised", "none", True), ("amortised", "group", False), ("full", "none", False)]
 )

@@ -116,7 +116,7 @@ class Marble:
         """On a CPU the pages of fresh memory cost more than what is written to them; a GPU's rollouts need it back."""
         if device.type != "cpu":
             return torch.zeros(columns, size, device=device)
-        if self._space is None or self._space.shape != (columns, size):
+        if self._space is None:  # neither number changes while a run trains
             self._space = torch.empty(columns, size)
         return self._space.zero_()
 
