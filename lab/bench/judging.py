@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
 from torch import Tensor
 
+from diffrl.divgen.observe import Item as Picture
+from diffrl.divgen.observe import Sight, in_batches
 from diffrl.errors import UserError, in_one_line
-from diffrl.pictures import to_rgb
 from diffrl.prompts import Prompt
 from diffrl.records.disk import writing
 from diffrl.records.progress_bar import progress
@@ -40,22 +39,26 @@ class Shot:
 def judge_all(judge: str, reward: Reward, shots: Sequence[Shot], folder: Path, rank: int, world: int) -> None:
     """Ask the judge about every `world`-th of the shots, and append to `folder`/answers; a line is one image.
 
-    Raises `RewardError` for answers that cannot be used; those before stay.
+    Raises `RewardError` for answers that cannot be used, and UserError for pictures that cannot be read; those before
+    stay.
     """
     if what := compared(reward):
         raise UserError(f"--judge: {judge} compares {what}; a benchmark needs scores of single images")
-    left = shots[rank::world]
+    left: dict[Path | None, Shot] = {shot.path: shot for shot in shots[rank::world]}
+    pictures, sight = [Picture(Prompt(shot.item.text), path=shot.path) for shot in left.values()], Sight()
     path = folder / FOLDER / f"{judge}-{rank}.jsonl"
     with writing(path), progress(f"judging by {judge}", len(left)) as advance:
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend(path)
-        for start in range(0, len(left), AT_ONCE):
-            part = left[start : start + AT_ONCE]
-            rows = zip(part, _ask(judge, reward, part), strict=True)
+        for batch, images in in_batches(pictures, AT_ONCE, sight):
+            part = [left[picture.path] for picture in batch]
+            rows = zip(part, _answers(judge, reward, images, part), strict=True)
             lines = [json.dumps({"file": shot.path.name, "answers": answers}) + "\n" for shot, answers in rows]
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(lines)
             advance(len(part))
+    for picture, reason in sight.unreadable:
+        raise UserError(f"{picture.path}: not a readable picture ({reason}); delete it, and it is drawn again")
 
 
 def _mend(path: Path) -> None:
@@ -77,29 +80,8 @@ def read_answers(folder: Path, judge: str) -> dict[str, list[float]]:
     return known
 
 
-def _ask(judge: str, reward: Reward, shots: Sequence[Shot]) -> list[list[float]]:
-    """The answers about each picture, checked; pictures of one size go together."""
-    pixels = [_pixels(shot.path) for shot in shots]
-    answers: list[list[float]] = [[]] * len(shots)
-    for shape in dict.fromkeys(array.shape for array in pixels):
-        rows = [i for i, array in enumerate(pixels) if array.shape == shape]
-        images = torch.from_numpy(np.stack([pixels[i] for i in rows])).permute(0, 3, 1, 2).float() / 255
-        part = _answers(judge, reward, images, [shots[i] for i in rows])
-        for i, values in zip(rows, part, strict=True):
-            answers[i] = values
-    return answers
-
-
-def _pixels(path: Path) -> np.ndarray:
-    try:
-        with Image.open(path) as image:
-            return to_rgb(image)
-    except (OSError, ValueError, SyntaxError) as error:
-        text = f"{path}: not a readable picture ({in_one_line(error, most=120)})"
-        raise UserError(f"{text}; delete it, and it is drawn again") from error
-
-
 def _answers(judge: str, reward: Reward, images: Tensor, shots: Sequence[Shot]) -> list[list[float]]:
+    """The answers about each picture, checked."""
     prompts = [Prompt(shot.item.text, shot.item.metadata) for shot in shots]
     if all(shot.item.owes(judge) == 1 for shot in shots):
         return [[value] for value in _scores(judge, reward, images, prompts)]

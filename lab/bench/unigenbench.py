@@ -49,12 +49,10 @@ class _Words:
                 raise UserError(
                     f"{path}: no {name}, in which the request's words were looked for{nearest(name, nodes)}"
                 )
-        pairs = [(key, value) for node in ast.walk(nodes[SETTINGS]) if isinstance(node, ast.Dict)
-                 for key, value in zip(node.keys, node.values, strict=True)]  # fmt: skip
-        found: dict[Any, Any] = {}
-        for key, value in pairs:  # the first, English ones
-            if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-                found.setdefault(key.value, value.value)
+        pairs = [(key.value, value.value) for node in ast.walk(nodes[SETTINGS]) if isinstance(node, ast.Dict)
+                 for key, value in zip(node.keys, node.values, strict=True)
+                 if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)]  # fmt: skip
+        found: dict[Any, Any] = dict(reversed(pairs))  # the first, English ones
         try:
             self.template: str = ast.literal_eval(nodes[TEMPLATE])
             self.meanings: Mapping[str, str] = ast.literal_eval(nodes[MEANINGS])
