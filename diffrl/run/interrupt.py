@@ -37,13 +37,16 @@ class Interrupts:
     what a closed terminal sends; where it is ignored, as under nohup, it stays so.
 
     `at_once`: raise Interrupted where the signal comes, as long as there is nothing to save; SIGINT does what it did.
-    Outside of the main thread, where Python forbids handlers, signals do what they always did.
+    Outside of the main thread, where Python forbids handlers, signals do what they always did. A fork that a reward
+    makes has the handlers, too: SIGTERM ends it, as its maker means (multiprocessing's pools wait for that), and the
+    others, which a terminal or a cluster sends to all processes of a group, are the run's own affair.
     """
 
     def __init__(self, at_once: bool = False) -> None:
         self.at_once = at_once
         self.requested: str | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._process = os.getpid()
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -60,6 +63,11 @@ class Interrupts:
         self._before.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         first, self.requested = self.requested is None, signal.Signals(number).name

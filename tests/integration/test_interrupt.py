@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -94,6 +96,31 @@ def test_the_first_signal_is_noted_and_the_second_ctrl_c_stops() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             sys.stderr.flush()  # the handler runs at the next bytecode
     assert signal.getsignal(signal.SIGINT) is before
+
+
+POOLED = """
+import multiprocessing, os, signal, sys, time
+from diffrl.run.interrupt import Interrupts
+
+with Interrupts() as interrupts:
+    with multiprocessing.get_context("fork").Pool(2) as pool:  # its end is SIGTERM to its processes, and to wait
+        for worker in pool._pool:
+            for number in (signal.SIGINT, signal.SIGUSR1):  # as a terminal and a cluster send them, to all
+                os.kill(worker.pid, number)
+        assert pool.map(abs, [-1, -2, -3, -4]) == [1, 2, 3, 4]
+    interrupts.check()
+"""
+
+
+def test_a_pool_of_processes_in_a_reward_ends() -> None:
+    """Its processes took SIGTERM for the run's, and noted it: the pool waited for them for ever."""
+    command = [sys.executable, "-c", POOLED]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_run_of_non_finite_gradients_leaves_its_epoch_to_look_at(config_file, monkeypatch) -> None:
