@@ -144,7 +144,8 @@ def weights_of(table: Mapping[str, str], layers: list[str]) -> dict[str, list[st
 
 
 def by_layers(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """The tensors with diffusers' layers in the place of ComfyUI's weights; all others as they are.
+    """The tensors, whose alphas scale nothing, with diffusers' layers in the place of ComfyUI's weights; all others as
+    they are.
 
     A layer gets the ranks of A and B that have an effect on it: what stands on a diagonal is as it was before.
 
@@ -175,26 +176,22 @@ def _of_layers(
 ) -> dict[str, Tensor]:
     """A, B and DoRA's magnitudes of each layer of a weight."""
     state: dict[str, Tensor] = {}
-    scale = 1.0
-    if "alpha" in matrices and "lora_A" in matrices:
-        scale = float(matrices["alpha"]) / max(len(matrices["lora_A"]), 1)
     start, rows = 0, sum(layer.out_features for layer in layers.values())
+    matrices.pop("alpha", None)
     for kind, value in matrices.items():
-        if kind not in ("alpha", "lora_A") and (value.ndim == 0 or len(value) != rows):
+        if kind != "lora_A" and (value.ndim == 0 or len(value) != rows):
             raise UserError(f"{name}.{kind} has the shape {tuple(value.shape)}, not of {rows} rows")
     for layer, module in layers.items():
         end = start + module.out_features
-        own = {kind: value if kind == "lora_A" else value[start:end] for kind, value in matrices.items() if value.ndim}
+        own = {kind: value if kind == "lora_A" else value[start:end] for kind, value in matrices.items()}
         parent = type(network.get_submodule(layer.rpartition(".")[0])).__name__
         if parent == "AdaLayerNormContinuous":  # whose shift and scale stand the other way round
             own = {k: value if k == "lora_A" else value.roll(len(value) // 2, 0) for k, value in own.items()}
-        if "lora_B" in own:
-            own["lora_B"] = own["lora_B"].float() * scale
         if len(layers) > 1 and {"lora_A", "lora_B"} <= own.keys() and own["lora_A"].ndim == own["lora_B"].ndim == 2:
             used = own["lora_B"].any(0)
             used[:1] |= not used.any()
             if len(used) == len(own["lora_A"]):
-                own |= {"lora_A": own["lora_A"].float()[used], "lora_B": own["lora_B"][:, used]}
+                own |= {"lora_A": own["lora_A"][used], "lora_B": own["lora_B"][:, used]}
         state |= {f"{layer}.{kind}.weight": value for kind, value in own.items()}
         start = end
     return state

@@ -39,11 +39,13 @@ from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
 from diffrl.policy import find_family, find_model
 from diffrl.policy.comfyui import by_layers, split
+from diffrl.policy.kohya import encoders, folded
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
 from diffrl.policy.places import check_magnitudes, check_numbers, check_places, check_start
 from diffrl.policy.text_cache import quiet
 
 log = logging.getLogger("diffrl")
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # of which torch compares and adds nothing
 FILE = "file"  # the adapter's name while it is read
 TEXT = re.compile(r"text_encoder(_\d)?\.")
 DOWN = re.compile(r"\.down\.weight$|lora_A\.weight$|lora_down\.weight$")
@@ -70,7 +72,6 @@ class Texts:
     """The part of a file that is for text encoders, as diffusers' `load_lora_into_text_encoder` takes it."""
 
     state: dict[str, Tensor]
-    alphas: Mapping[str, float] | None = None
     metadata: Mapping[str, Any] | None = None
 
 
@@ -106,7 +107,7 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
         try:
             check_numbers(tensors)
             network = hollow(backbone.network)
-            state, alphas, metadata = _in_diffusers_form(tensors, metadata, backbone, network)
+            state = _in_diffusers_form(encoders(folded(tensors)), backbone, network)
             texts = {key: value for key, value in state.items() if TEXT.match(key)}
             prefix = f"{backbone.denoiser}."
             own = {key: value for key, value in state.items() if key.startswith(prefix)}
@@ -114,8 +115,7 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
             told = {key: value for key, value in metadata.items() if key.startswith(prefix)}  # not of text encoders
             check_start(told)
             network.load_lora_adapter(  # type: ignore[operator]
-                own, prefix=backbone.denoiser, network_alphas=alphas or None, metadata=told or None,
-                adapter_name=FILE, low_cpu_mem_usage=False,
+                own, prefix=backbone.denoiser, metadata=told or None, adapter_name=FILE, low_cpu_mem_usage=False,
             )  # fmt: skip
             read = _read_off(network)
             check_magnitudes(read.state, own, prefix)
@@ -127,7 +127,7 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
         raise UserError(f"{path}: {odd} has values that are no finite numbers: the file is broken")
     if not any(value.any() for key, value in read.state.items() if "lora_B" in key) and not read.spec.dora:
         log.warning("%s: it changes nothing: B is 0 in all of its layers", path)
-    return dataclasses.replace(read, texts=Texts(texts, alphas, metadata))
+    return dataclasses.replace(read, texts=Texts(texts, metadata))
 
 
 def outline(model: str) -> Any:
@@ -174,28 +174,29 @@ def _opened(path: Path, denoiser: str) -> tuple[dict[str, Tensor], dict[str, Any
             metadata = {f"{denoiser}.{key}": value for key, value in json.loads(beside.read_text()).items()}
     except (OSError, SafetensorError, ValueError, RecursionError, AttributeError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({in_one_line(error)})") from error
+    tensors = {key: value.float() if value.dtype in FLOAT8 else value for key, value in tensors.items()}
     if not isinstance(metadata, dict):
         raise UserError(f"{path}: its metadata are not those of a LoRA")
     known = {item.name for item in dataclasses.fields(LoraConfig)}  # a later peft writes more
     return tensors, {key: value for key, value in metadata.items() if key.rpartition(".")[2] in known}
 
 
-def _in_diffusers_form(
-    tensors: Mapping[str, Tensor], metadata: dict[str, Any], backbone: Any, network: nn.Module
-) -> tuple[dict[str, Tensor], Any, dict[str, Any]]:
-    """Tensors, alphas and metadata, with the names that diffusers' `load_lora_adapter` takes."""
+def _in_diffusers_form(tensors: dict[str, Tensor], backbone: Any, network: nn.Module) -> dict[str, Tensor]:
+    """Tensors with the names that diffusers' `load_lora_adapter` takes; all alphas are ranks, which scale nothing."""
     prefix = f"{backbone.denoiser}."
     if (direct := _by_own_names(by_layers(tensors, network), prefix, network)) is not None:
-        return direct, None, metadata
-    _check_converted(tensors, backbone)
-    return _converted(dict(tensors), backbone, metadata)
+        return direct
+    texts = {key: value for key, value in tensors.items() if TEXT.match(key)}
+    rest = {key: value for key, value in tensors.items() if key not in texts}
+    _check_converted(rest, backbone)
+    return {**_converted(rest, backbone), **texts}
 
 
 def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module) -> dict[str, Tensor] | None:
     """The tensors in diffusers' form if every one is of a layer of this network, by its own name; else None."""
     layers = {name: name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))}
     layers |= {name.replace(".", "_"): name for name in layers}
-    state, alphas = dict[str, Tensor](), dict[str, float]()
+    state = dict[str, Tensor]()
     for key, value in tensors.items():
         if TEXT.match(key):
             state[key] = value
@@ -204,9 +205,9 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
         layer = layers.get(stem)
         if kind is None or layer is None:
             return None
-        if kind == "alpha":
-            alphas[layer] = float(value)
-        elif kind in ("dora_scale", "lora_magnitude_vector"):
+        if kind == "alpha":  # the rank
+            continue
+        if kind in ("dora_scale", "lora_magnitude_vector"):
             if kind == "dora_scale" and value.numel() != len(value):  # a norm over the outputs, which is LyCORIS's
                 raise UserError(f"{key}: a DoRA whose magnitudes are of inputs, which peft has not")
             shape = (1, -1, 1, 1) if isinstance(network.get_submodule(layer), nn.Conv2d) else (-1,)
@@ -219,20 +220,16 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
             if key in state and not state[key].equal(value):
                 raise UserError(f"{layer} has two {kind}, which differ: the file is of two LoRAs")
             state[key] = value
-    for layer, alpha in alphas.items():
-        down, up = (f"{prefix}{layer}.{kind}.weight" for kind in ("lora_A", "lora_B"))
-        if down in state and up in state:
-            state[up] = state[up].float() * (alpha / len(state[down]))
     return state
 
 
-def _converted(tensors: dict[str, Tensor], backbone: Any, metadata: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+def _converted(tensors: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
     """What the pipeline's own converter makes of them."""
     words = {"unet_config": backbone.network.config} if backbone.denoiser == "unet" else {}
     if "return_alphas" in type(backbone.pipe).lora_state_dict.__code__.co_varnames:
         words["return_alphas"] = True
     found = type(backbone.pipe).lora_state_dict(tensors, return_lora_metadata=True, **words)
-    return found[0], found[1] if len(found) == 3 else None, metadata
+    return dict(found[0])
 
 
 def _check_converted(tensors: Mapping[str, Tensor], backbone: Any) -> None:
@@ -247,7 +244,7 @@ def _check_converted(tensors: Mapping[str, Tensor], backbone: Any) -> None:
         number = float(ranks.get(split(key)[0], 1) if split(key)[1] == "alpha" else numbers[key])
         marked[key] = torch.tensor(number).expand(value.shape)
     found: set[float] = set()
-    for value in _converted({key: value.clone() for key, value in marked.items()}, backbone, {})[0].values():
+    for value in _converted({key: value.clone() for key, value in marked.items()}, backbone).values():
         if isinstance(value, Tensor) and value.ndim > 1:
             found |= {*value.flatten(1)[:, 0].tolist(), *value.flatten(1)[0].tolist()}
     lost = [key for key, value in tensors.items() if split(key)[1] != "alpha" and numbers[key] not in found]
@@ -310,9 +307,8 @@ def dress(backbone: Any, texts: Texts, source: str | Path) -> bool:
             log.warning("%s: its LoRA of the %s is left out: a %s takes none", source, name, type(pipe).__name__)
     for name in able:
         metadata = texts.metadata and {k: v for k, v in texts.metadata.items() if k.startswith(f"{name}.")}
-        words = {"metadata": metadata} if metadata else {"network_alphas": texts.alphas}
         encoder: Any = getattr(pipe, name)
-        given: dict[str, Any] = {"network_alphas": None, "metadata": None, **words}
+        given: dict[str, Any] = {"network_alphas": None, "metadata": metadata or None}
         with quietly(), quiet():
             loader(copy.copy(texts.state), text_encoder=encoder, prefix=name, adapter_name=FILE, **given)
         layers = sum(isinstance(part, LoraLayer) for part in encoder.modules())

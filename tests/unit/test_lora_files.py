@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -215,6 +216,65 @@ def test_a_lora_of_text_encoders_is_worn_and_the_base_is_drawn_without(
     assert (draw(merged, latents, 4, 3.5) - theirs).abs().max() < 1e-3
 
 
+def of_ldm(layer: str, depth: int) -> str:
+    """A layer of a UNet under its name in Stable Diffusion's own code, as kohya's trainer has it for SDXL."""
+    for here, there in (
+        ("conv1", "in_layers.2"),
+        ("conv2", "out_layers.3"),
+        ("time_emb_proj", "emb_layers.1"),
+        ("conv_shortcut", "skip_connection"),
+    ):
+        layer = layer.replace(f".{here}", f".{there}")
+    side, block, kind, number, rest = re.fullmatch(
+        r"(down|up|mid)_blocks?\.(?:(\d+)\.)?(attentions|resnets)\.(\d+)\.(.*)", layer
+    ).groups()
+    if side == "mid":
+        return f"middle_block.{1 if kind == 'attentions' else 2 * int(number)}.{rest}"
+    place = int(block) * (depth + 1) + int(number) + (side == "down")
+    return f"{'input' if side == 'down' else 'output'}_blocks.{place}.{int(kind == 'attentions')}.{rest}"
+
+
+@pytest.mark.parametrize(("family", "ldm"), [("sd", True), ("sdxl", True), ("sdxl", False)])
+def test_each_layer_of_kohya_s_file_has_its_own_rank_and_alpha(
+    folder: Callable[[str], str], family: str, ldm: bool, tmp_path: Path
+) -> None:
+    """Convolutions and text encoders, too, of which some layers only. The right value is W + alpha / r B A, as kohya
+    and ComfyUI have it: diffusers' loader gives layers one another's alphas, and passes over some of the encoders'."""
+    model = folder(family)
+    policy = load_policy(model, lora=SPEC, resolution=16)
+    pipe, file = plain(model, policy), dict[str, Tensor]()
+    generator = torch.Generator().manual_seed(7)
+
+    def add(stem: str, layer: Any) -> None:
+        rank, alpha = 2 + len(file) % 2, (1.0, 3.0, 5.0)[len(file) // 3 % 3]
+        weight = layer.weight.data
+        down = 0.2 * torch.randn(rank, *weight.shape[1:], generator=generator)
+        up = 0.2 * torch.randn(len(weight), rank, *[1] * (weight.ndim - 2), generator=generator)
+        file.update({f"{stem}.lora_down.weight": down, f"{stem}.lora_up.weight": up})
+        file[f"{stem}.alpha"] = torch.tensor(alpha)
+        weight += (alpha / rank * up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
+
+    for name, layer in pipe.unet.named_modules():
+        if re.search(r"attentions.*(attn[12]\.to_|ff\.net.*(proj|2)$|proj_)|resnets.*conv", name) and hasattr(
+            layer, "weight"
+        ):
+            name = of_ldm(name, pipe.unet.config.layers_per_block) if ldm else name
+            add(f"lora_unet_{name.replace('.', '_')}", layer)
+    for number, encoder in enumerate((pipe.text_encoder, getattr(pipe, "text_encoder_2", None)), 1):
+        for name, layer in [] if encoder is None else encoder.named_modules():
+            if name.endswith(("q_proj", "fc1")):
+                name = f"text_model.{name.removeprefix('text_model.')}".replace(".", "_")
+                add(f"lora_te{number if family == 'sdxl' else ''}_{name}", layer)
+    assert any(value.ndim == 4 and value.shape[-1] == 3 for value in file.values()), "a convolution"
+    save_file(file, tmp_path / "kohya.safetensors")
+    latents = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(3))
+    right = pipe(**policy.backbone.plain_arguments(PROMPTS, latents, 3.5) | {"num_inference_steps": 4}).images
+    assert (draw(policy, latents, 4, 3.5) - right).abs().max() > 0.1
+    for door in ("start", "merge"):
+        mine = load_policy(model, **{door: str(tmp_path / "kohya.safetensors")}, resolution=16)
+        assert (draw(mine, latents, 4, 3.5) - right).abs().max() < 1e-5, door
+
+
 @pytest.mark.parametrize("door", some(["start", "merge"], "start"))
 def test_what_is_no_lora_of_the_model_is_said(folder: Callable[[str], str], tmp_path: Path, door: str) -> None:
     model = folder("flux")
@@ -294,6 +354,11 @@ def test_files_that_tools_write_otherwise(folder: Callable[[str], str], tmp_path
         tensors = {f"{stem}{name}.{kind}.weight": value for kind, value in pair.items()}
         save_file(tensors | {f"{stem}{name}.alpha": torch.ones(1, dtype=torch.float16)}, file)
         assert torch.equal(velocity(load_policy(model, start=file)), theirs), stem
+    small = {f"{layer}.lora_{kind}.weight": value.to(torch.float8_e4m3fn) for kind, value in (("A", a), ("B", b))}
+    save_file(small, file)
+    theirs = velocity(load_policy(model, start=file))
+    save_file({key: value.float() for key, value in small.items()}, file)
+    assert torch.equal(velocity(load_policy(model, start=file)), theirs), "float8"
     save_file({f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b * 0}, file)
     load_policy(model, start=file)
     assert "it changes nothing" in caplog.text
