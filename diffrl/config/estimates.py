@@ -9,13 +9,9 @@ class whose constructor has them, each with a type and a default; or a section u
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
-
-from pydantic import create_model
-from pydantic.errors import PydanticUserError
 
 from diffrl.config.base import PathText, Problem, Section, key
 from diffrl.errors import UserError, in_one_line
@@ -91,39 +87,6 @@ def find_rule(rule: str) -> type[Advantages]:
     thing = RULES.get(rule) or load(KIND, rule, RULES)
     if inspect.isclass(thing) and issubclass(thing, Advantages):
         return thing
-    if not _is_called(thing):
-        raise UserError(f'"{rule}" is not an {KIND}: it is not called with (scores, groups, std)')
-    parameters = list(inspect.signature(thing).parameters.values())
-    own = parameters if inspect.isclass(thing) else parameters[3:]
-    try:
-        types = typing.get_type_hints(thing.__init__ if inspect.isclass(thing) else thing, include_extras=True)
-        fields: dict[str, Any] = {one.name: _field(rule, one, types) for one in own}
-        return create_model("Advantages", __base__=Advantages, **fields)
-    except (NameError, TypeError, PydanticUserError) as error:
-        raise UserError(f'{KIND} "{rule}": the types of its keys cannot be read: {in_one_line(error)}') from error
+    from diffrl.config.own_rules import section_of
 
-
-def _is_called(thing: Any) -> bool:
-    """With (scores, groups, std), itself or an instance of it?"""
-    count = 3
-    if inspect.isclass(thing):
-        count, thing = 4, next((c.__dict__["__call__"] for c in thing.__mro__ if "__call__" in c.__dict__), None)
-    try:
-        inspect.signature(thing).bind_partial(*[None] * count)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _field(rule: str, parameter: inspect.Parameter, types: dict[str, Any]) -> tuple[Any, Any]:
-    """(type, key) of a parameter; UserError for one that cannot be a key."""
-    lack = "has no default" if parameter.default is parameter.empty else ""
-    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-        lack = "cannot be given by its name"
-    elif parameter.name in Advantages.model_fields or parameter.name.startswith(("_", "model_")):
-        lack = "has a name that no key can have"
-    elif parameter.name not in types:
-        lack = "has no type"
-    if lack:
-        raise UserError(f'{KIND} "{rule}": its parameter {parameter.name} {lack}; a key has a name, a type, a default')
-    return types[parameter.name], key(parameter.default, f"of {rule.rpartition(':')[2]}")
+    return section_of(thing, KIND, rule, Advantages)
