@@ -13,26 +13,10 @@ from torch.nn.functional import adaptive_avg_pool2d
 from diffrl.rewards.protocol import Reward, ability
 
 
-def width(reward: Reward) -> int:
-    """Places of its map."""
-    return math.prod(ability(reward, "maps"))
-
-
 def known_means(values: Tensor, size: tuple[int, int]) -> Tensor:
     """(..., *size): maps (..., H, W) as means over what is known of each cell; NaN where nothing is."""
     known = adaptive_avg_pool2d((~values.isnan()).to(values.dtype), size)
     return adaptive_avg_pool2d(values.nan_to_num(0.0), size) / known
-
-
-def flat(reward: Any) -> Callable[..., object]:
-    """Its map as rows (B, h w), to be checked; what is no map stays as it is."""
-
-    def ask(*given: object) -> object:
-        cells = reward.map(*given)
-        known = isinstance(cells, Tensor) and tuple(cells.shape[1:]) == tuple(reward.maps)
-        return cells.flatten(1) if known else cells
-
-    return ask
 
 
 class Maps:
@@ -43,6 +27,22 @@ class Maps:
 
     def __contains__(self, name: object) -> bool:
         return name in self._parts
+
+    @staticmethod
+    def width(reward: Reward) -> int:
+        """Places of its map."""
+        return math.prod(ability(reward, "maps"))
+
+    @staticmethod
+    def flat(reward: Any) -> Callable[..., object]:
+        """Its map as rows (B, h w), to be checked; what is no map stays as it is."""
+
+        def ask(*given: object) -> object:
+            cells = reward.map(*given)
+            known = isinstance(cells, Tensor) and tuple(cells.shape[1:]) == tuple(reward.maps)
+            return cells.flatten(1) if known else cells
+
+        return ask
 
     def add(self, name: str, reward: Reward, rows: Tensor) -> Tensor:
         """Keeps a batch's maps (B, h w), and says their scores (B,); NaN where a map says nothing at all."""

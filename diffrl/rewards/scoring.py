@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards import mapped
 from diffrl.rewards.answers import checked, judged, subject
 from diffrl.rewards.columns import Column
 from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability, find_offloaded
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from diffrl.rewards.batchwise import Batchwise, Everyone
     from diffrl.rewards.beside import Beside
     from diffrl.rewards.learning import Learning
+    from diffrl.rewards.mapped import Maps
 
 log = logging.getLogger("diffrl")
 
@@ -43,8 +43,8 @@ class Scorer:
     `retries`: further attempts after an exception of a reward, the first after `backoff` seconds and each of the next
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
-    does the work meanwhile; for rewards of other machines it always does (`diffrl.rewards.beside`). `spatial`: those
-    that are asked for maps, which wait in `maps`. `unscored`: the share of images that each may leave without a score.
+    does the work meanwhile; for rewards of other machines it always does (`diffrl.rewards.beside`). `maps`: of those
+    that are asked for some, which wait there. `unscored`: the share of images that each may leave without a score.
     `plugins`: what `diffrl rewards check` knows the rewards by, where that is not their name, for messages.
 
     Rewards get copies, so that one that writes into its images harms no other, until the first `finish`; those that did
@@ -60,7 +60,7 @@ class Scorer:
         timeout: float | Mapping[str, float | None] | None = None,
         backoff: float = 1.0,
         overlap: bool = False,
-        spatial: Collection[str] = (),
+        maps: Maps | None = None,
         plugins: Mapping[str, str] | None = None,
         unscored: Mapping[str, float] | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class Scorer:
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
         self.plugins, self.unscored = plugins or {}, Tally(self.names, unscored)
-        self.maps = mapped.Maps(spatial)
+        self.maps = maps
         self.check: Callable[[], object] = lambda: None
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
         self.figures: dict[str, float] = {}  # of the last batch, by the batch-wise rewards' names
@@ -250,8 +250,8 @@ class Scorer:
         for k, (name, reward) in enumerate(self.rewards.items()):
             if name not in names or ability(reward, "asks") or name in self.groupwise or name in self.batchwise:
                 continue
-            if name in self.maps:
-                rows = self._fill(torch.full((len(images), mapped.width(reward)), torch.nan), name, images, prompts)
+            if self.maps is not None and name in self.maps:
+                rows = self._fill(torch.full((len(images), self.maps.width(reward)), torch.nan), name, images, prompts)
                 scores[:, k] = self.maps.add(name, reward, rows)
             elif isinstance(reward, Column):
                 if (table := tables.get(id(reward.reward))) is None:
@@ -301,8 +301,8 @@ class Scorer:
         ask: Callable[..., object] = reward
         if isinstance(reward, Column):
             ask, width = reward.reward, reward.width
-        elif name in self.maps:
-            ask, width = mapped.flat(reward), mapped.width(reward)
+        elif self.maps is not None and name in self.maps:
+            ask, width = self.maps.flat(reward), self.maps.width(reward)
         elif ability(reward, "batchwise"):
             ask, width = cast("Batchwise", reward).describe, cast("Batchwise", reward).width
         images = _placed(name, reward, images)

@@ -104,11 +104,16 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     for section in config.sections:
         section.correct(optimised)
     read = {name: watched[name] for name in read_on_training_images(config)}
-    for name in spatial(config.rewards):
+    maps = None
+    if mapped := spatial(config.rewards):
+        from diffrl.rewards.mapped import Maps
+
+        maps = Maps(mapped)
+    for name in mapped:
         if ability(optimised[name], "maps") is None:
             raise UserError(f"rewards.{name}.spatial: it declares no `maps`, (h, w) of its map; leave it out")
     beside = device.type == "cuda"  # only other silicon than that which samples scores beside sampling
-    scorer = Scorer({**optimised, **read}, overlap=beside, spatial=spatial(config.rewards), **limits)
+    scorer = Scorer({**optimised, **read}, overlap=beside, maps=maps, **limits)
     judges = {name: reward for name, reward in {**optimised, **watched}.items() if name not in scorer.asking}
     return scorer, Scorer(judges, **limits)
 

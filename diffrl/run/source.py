@@ -137,7 +137,8 @@ class Rollouts:
                 members=members,
             )
         columns = self._finished(prompts, rollout, pending, pictures).chunk(count)
-        rollout.maps = self.scorer.maps.take()
+        if self.scorer.maps is not None:
+            rollout.maps = self.scorer.maps.take()
         return Epoch(rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features))
 
     def submit(
