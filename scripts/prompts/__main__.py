@@ -1,5 +1,5 @@
 """Write assets/prompts/NAME_SPLIT.jsonl.gz of every shipped prompt set, and of what DivGenBench draws without base
-prompts: `python -m scripts.prompts` in a checkout."""
+prompts or in the playground: `python -m scripts.prompts` in a checkout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 
 from diffrl.prompt_sets import file_of
-from scripts.prompts import Row, Splits, atoms, compositional, divgen, general, geneval, ocr
+from scripts.prompts import Row, Splits, atoms, compositional, divgen, general, geneval, ocr, playground
 
 GRAMMARS: dict[str, Callable[[], Splits]] = {
     "geneval": geneval.splits,
@@ -18,6 +18,7 @@ GRAMMARS: dict[str, Callable[[], Splits]] = {
     "atoms": atoms.splits,
     "animals": general.animals,
     "divgen": divgen.splits,
+    "divgen_playground": playground.splits,
 }
 
 
