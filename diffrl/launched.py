@@ -15,18 +15,30 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 log = logging.getLogger("diffrl")
+# How many of a program srun or mpirun has started, and which of them this is. Processes of one training are torchrun's.
+TASKS = {
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+}
 
 
 @contextlib.contextmanager
 def as_launched() -> Iterator[None]:
     """Around the start of accelerate: a UserError for what the environment asks of it and it has not."""
     check_launched()
+    counts = {
+        name: os.environ.pop(name) for name in TASKS if name in os.environ
+    }  # accelerate would count them on a CPU
     try:
         yield
     except (ImportError, ValueError) as error:
         asked = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("ACCELERATE_")]
         text = f"accelerate cannot start as the environment asks ({', '.join(asked)})"
         raise UserError(f"{text}: {in_one_line(error)}") from error
+    finally:
+        os.environ.update(counts)
 
 
 def join_processes(**settings: Any) -> Accelerator:
@@ -69,6 +81,10 @@ def check_launcher(accelerator: Any, precision: str) -> None:
     if wanted > 1:
         text = "accelerate launch was asked for %d processes and has started one; this starts them: torchrun "
         log.warning(text + "--nproc_per_node %d -m diffrl ...", wanted, wanted)
+    tasks = {os.environ.get(count, "1") for count, rank in TASKS.items() if os.environ.get(rank, "0") == "0"} - {"1"}
+    if tasks and accelerator.num_processes == 1:
+        text = "srun or mpirun has started this %s times, and each trains by itself; one training on all of them is "
+        log.warning(text + "started by python -m diffrl.launch, see scripts/launch/slurm.sbatch", tasks.pop())
     asked = accelerator.mixed_precision
     if asked not in ("no", precision):
         log.warning("accelerate's mixed_precision %s is not used; optimise.precision is %s", asked, precision)

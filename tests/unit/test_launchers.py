@@ -97,6 +97,43 @@ def test_fewer_processes_than_the_launcher_was_asked_for_are_said(monkeypatch, c
     assert caplog.messages == [text]
 
 
+STARTED = """
+import logging, os
+from diffrl.launched import check_launcher, join_processes
+
+logging.basicConfig(format="%(message)s")
+accelerator = join_processes()
+print(accelerator.num_processes, os.environ[os.environ["COUNT"]])
+check_launcher(accelerator, "fp32")
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "rank"), [("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")]
+)
+def test_what_mpirun_has_started_is_a_run_of_its_own_and_says_so(count: str, rank: str) -> None:
+    """accelerate counted them on a CPU, without a group in which they are: a traceback."""
+    environment = {**os.environ, "COUNT": count, count: "3", rank: "0", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "3"]), done.stderr
+    assert "has started this 3 times, and each trains by itself" in done.stderr
+
+
+def test_tasks_of_srun_are_said_once_and_not_under_the_launcher(monkeypatch, caplog) -> None:
+    from accelerate.utils import DynamoBackend
+
+    from diffrl import launched
+
+    state = SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=DynamoBackend.NO))
+    monkeypatch.setattr(launched, "_asked_processes", lambda: 1)
+    for tasks, task, processes, said in (("1", "0", 1, 0), ("4", "0", 1, 1), ("4", "3", 1, 0), ("4", "0", 4, 0)):
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", tasks)
+        monkeypatch.setenv("SLURM_PROCID", task)
+        caplog.clear()
+        launched.check_launcher(SimpleNamespace(num_processes=processes, mixed_precision="no", state=state), "fp32")
+        assert len(caplog.messages) == said and all("started this 4 times" in text for text in caplog.messages)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "code", "last"), [("sys.exit(75)", 75, "bad input"), ("os.kill(os.getpid(), 9)", 137, "SIGKILL")]
