@@ -24,8 +24,8 @@ _FEATURES = {name: VALUES[name] for name in NAMES["heads"] if name != "backgroun
 
 
 def benchmark(total: int) -> list[Prompt]:
-    """The prompts of all four dimensions, which `scripts/prompts` has written. There are no more than 912 different ones
-    of heads; the other dimensions share what the ID dimension lacks.
+    """The prompts of all four dimensions, which `scripts/prompts` has written. No more than 912 different ones are of
+    heads; the other dimensions share what the ID dimension lacks.
     """
     parts = [[Prompt(*row) for row in rows("divgen_playground", dimension)] for dimension in DIMENSIONS]
     counts = shares(total, [len(parts[0]), total, total, total])

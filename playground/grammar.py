@@ -43,24 +43,14 @@ SUBSETS |= {"styles": (SHAPED, "style"), "tones": (SHAPED, "tone")}
 SPLITS = ("train", "validation", "test")
 SPLIT_OF_TENTH = ("train",) * 8 + ("validation", "test")
 
-# What reads badly in one language or another.
-_BARRED = "hoe kak kot kut lul pel poh pup put pox tat tit"
-# Consonant, vowel, consonant, of capitals that no one mixes up. Beginnings and endings that are pieces of the grammar's
-# words ("ha" of hat, "ta" of tan) are left out, so that a tokenizer spells every quoted word letter by letter.
-WORDS = tuple(
-    word
-    for word in (a + v + b for a in "hklptx" for v in "aeou" for b in "hklptx")
-    if word not in _BARRED and word[0] != word[2] and word[:2] not in ("ha", "ta")
-)
-
 NAMES: dict[str, tuple[str, ...]] = {kind: tuple(one["facts"]) for kind, one in WORLD["kinds"].items()}
 ALWAYS: dict[str, tuple[str, ...]] = {kind: tuple(one["always"]) for kind, one in WORLD["kinds"].items()}
 SAID: dict[str, float] = WORLD["said"]
 MOST_OF_A_HEAD = 4  # five features do not fit into 16 tokens
-VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in WORLD["values"].items()} | {"word": WORDS}
+VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in WORLD["values"].items()}
 SHAPES, COLORS, BACKGROUNDS = VALUES["shape"], VALUES["color"], VALUES["background"]
 STYLES, TONES, RELATIONS = VALUES["style"], VALUES["tone"], VALUES["relation"]
-SKINS, HAIRS, MOODS = VALUES["skin"], VALUES["hair"], VALUES["mood"]
+SKINS, HAIRS, MOODS, WORDS = VALUES["skin"], VALUES["hair"], VALUES["mood"], VALUES["word"]
 
 _FEATURES = ("skin", "hair", "mood", "glasses", "hat")
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}

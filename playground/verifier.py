@@ -135,11 +135,6 @@ class Observation:
         return BACKGROUNDS[int(apart.argmin())] if named else None
 
 
-def see(image: np.ndarray) -> Observation:
-    """What one image, uint8 (64, 64, 3), shows. Never fails: a blank image has no things and no face."""
-    return Observation(image, views(image[None])[0])
-
-
 _SEEN: OrderedDict[bytes, Observation] = OrderedDict()
 _KEEP = 128  # images, 250 kB each
 FEWEST = 16  # images for which other processes are asked
@@ -147,8 +142,8 @@ _TOGETHER = 16  # images that are looked at at once: their arrays stay in the pr
 
 
 def glance(images: np.ndarray) -> Iterator[Observation]:
-    """As `see`, for each of uint8 (B, 64, 64, 3), but an image of the last 128 is not looked at again; what counts is
-    its content, not where it is kept.
+    """What each image of uint8 (B, 64, 64, 3) shows. Never fails: a blank image has no things and no face. One of the
+    last 128 is not looked at again; what counts is its content, not where it is kept.
 
     So a run that is rewarded by the verifier, and watches its strict score and the variety, reads each image once.
     """

@@ -11,6 +11,13 @@ from scipy import ndimage
 from diffrl_playground import grammar
 from diffrl_playground.grammar import Caption
 from diffrl_playground.scenes import Scene, complete
+from diffrl_playground.sight import views
+from diffrl_playground.verifier import Observation
+
+
+def see(image: np.ndarray) -> Observation:
+    """What one image, uint8 (64, 64, 3), shows."""
+    return Observation(image, views(image[None])[0])
 
 
 def shaken(image: np.ndarray, how: str, rng: np.random.Generator) -> np.ndarray:

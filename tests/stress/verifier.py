@@ -27,14 +27,14 @@ from scipy import ndimage
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cheats import CHEATS
-from shaken import SHAKEN, changed, shaken
+from shaken import SHAKEN, changed, see, shaken
 
 from diffrl import __version__
 from diffrl_playground import grammar
 from diffrl_playground.grammar import Caption, parse
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import complete, sample_caption
-from diffrl_playground.verifier import Verdict, judge, see
+from diffrl_playground.verifier import Verdict, judge
 
 CLIMBED = ("a red heart", "two blue stars", "a star left of a circle", 'the word "lax"', "a smiling head with a hat")
 

@@ -16,11 +16,11 @@ from diffrl_playground.grammar import Caption, parse
 from diffrl_playground.reading import observe
 from diffrl_playground.renderer import GROUNDS, PALETTE, render
 from diffrl_playground.scenes import complete, sample_caption
-from diffrl_playground.verifier import judge, see, verify
+from diffrl_playground.verifier import judge, verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cheats import CHEATS
-from shaken import SHAKEN, changed, shaken
+from shaken import SHAKEN, changed, see, shaken
 
 
 def world(count: int, split: str = "test", subset: str = "all", seed: int = 0) -> tuple[list[Caption], np.ndarray]:

@@ -11,7 +11,11 @@ from diffrl_playground.grammar import parse
 from diffrl_playground.reading import region_map
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import complete, sample_caption
-from diffrl_playground.verifier import see
+from diffrl_playground.verifier import Observation, glance
+
+
+def see(image: np.ndarray) -> Observation:
+    return next(glance(image[None]))
 
 
 def drawn(prompt: str, seed: int = 0) -> np.ndarray:
