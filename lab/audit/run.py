@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,18 +68,6 @@ class Audit:
     train: int = 0
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """An exploit's share of outranked prompts, its 95 % interval (Wilson), and how many prompts it was tried on."""
-
-    name: str
-    share: float
-    low: float
-    high: float
-    count: int
-    detail: str = ""
-
-
 class Subject:
     """The reward that is audited: values of images, higher is better."""
 
@@ -132,7 +121,7 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     judge = None if job.judge is None else Subject(job.judge, job.judge_arguments or {})
     cases = _cases(job, subject)
     policy = Drawing(job.model).policy() if job.model is not None else None
-    outcomes, folder = list[Outcome](), out / "images"
+    outcomes, folder = list[dict[str, Any]](), out / "images"
     folder.mkdir(parents=True, exist_ok=True)
     looks = liked(cases, subject.value) if cases.scenes and not subject.groupwise else []
     fooled: dict[str, list[dict[str, Any]]] = {}
@@ -143,11 +132,11 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
         outcomes.append(_outcome(name, int(won.sum()), len(won), detail))
         fooled[name] = _shown(folder, name, won, images, cases, subject)
     outcomes += _judging(subject, cases)
-    worst = max(outcomes, key=lambda outcome: outcome.share)
-    plain = max((one for one in outcomes if not one.name.startswith("ascent")), key=lambda outcome: outcome.share)
-    scores = {"score": worst.share, "worst": worst.name}
-    scores |= {"score_without_gradients": plain.share, "worst_without_gradients": plain.name}
-    tables = {"exploits": [asdict(one) for one in outcomes], "looks": [asdict(one) for one in looks], "fooled": fooled}
+    worst = max(outcomes, key=itemgetter("share"))
+    plain = max((one for one in outcomes if not one["name"].startswith("ascent")), key=itemgetter("share"))
+    scores = {"score": worst["share"], "worst": worst["name"]}
+    scores |= {"score_without_gradients": plain["share"], "worst_without_gradients": plain["name"]}
+    tables = {"exploits": outcomes, "looks": [asdict(one) for one in looks], "fooled": fooled}
     about = {"diffrl_version": __version__, "reward": subject.name, **asdict(job), "prompts_count": len(cases.prompts)}
     result = {**about, **scores, **tables}
     write_text(out / "audit.json", json.dumps(result, indent=1, default=str) + "\n")
@@ -252,7 +241,7 @@ def _trained(job: Audit, out: Path) -> Policy:
     return Drawing(str(job.model), lora=str(folder / "lora")).policy()
 
 
-def _judging(subject: Subject, cases: Cases) -> list[Outcome]:
+def _judging(subject: Subject, cases: Cases) -> list[dict[str, Any]]:
     """Of rewards that compare: does the order decide? Of those that ask a model: is an empty answer made a score?"""
     outcomes = []
     if subject.groupwise:
@@ -279,8 +268,10 @@ def _silence(questions: Sequence[Any], parse: Any, **_: Any) -> list[float]:
     return [parse(SimpleNamespace(text="", first=[])) for _ in questions]
 
 
-def _outcome(name: str, won: int, count: int, detail: str = "") -> Outcome:
-    return Outcome(name, won / count, *wilson(won, count), count, detail)
+def _outcome(name: str, won: int, count: int, detail: str = "") -> dict[str, Any]:
+    """An exploit's share of outranked prompts, its 95 % interval (Wilson), and how many prompts it was tried on."""
+    low, high = wilson(won, count)
+    return {"name": name, "share": won / count, "low": low, "high": high, "count": count, "detail": detail}
 
 
 def _shown(

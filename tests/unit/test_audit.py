@@ -92,7 +92,7 @@ def test_a_judge_keeps_what_an_edit_mends_from_counting(tmp_path: Path) -> None:
 def test_judges_are_asked_in_both_orders_and_an_empty_answer_must_be_an_error(tmp_path: Path) -> None:
     (tmp_path / "first.py").write_text(FIRST)
     subject, cases = Subject(f"{tmp_path}/first.py:First", {}), rendered(load_prompts("playground/all/test")[:5], 0)
-    assert [(one.name, one.share) for one in _judging(subject, cases)] == [("order swap", 1.0)]
+    assert [(one["name"], one["share"]) for one in _judging(subject, cases)] == [("order swap", 1.0)]
 
     class Asking:
         name = "asking"
@@ -106,7 +106,7 @@ def test_judges_are_asked_in_both_orders_and_an_empty_answer_must_be_an_error(tm
     for least, share in ((0.0, 1.0), ("none", 0.0)):
         subject.groupwise, subject.reward = False, Asking(least)  # type: ignore[arg-type]
         subject.scorer.rewards[subject.name] = subject.reward
-        assert [(one.name, one.share) for one in _judging(subject, cases)] == [("an empty answer", share)]
+        assert [(one["name"], one["share"]) for one in _judging(subject, cases)] == [("an empty answer", share)]
 
 
 def test_every_edit_keeps_shape_and_range_and_changes_the_image() -> None:
@@ -133,9 +133,9 @@ def test_ascents_rise_and_stay_where_they_may() -> None:
 
 def test_wilson_s_interval() -> None:
     one = _outcome("x", 0, 20)
-    assert (one.share, one.low) == (0.0, 0.0) and one.high == pytest.approx(0.1611, abs=1e-3)
+    assert (one["share"], one["low"]) == (0.0, 0.0) and one["high"] == pytest.approx(0.1611, abs=1e-3)
     half = _outcome("x", 10, 20)
-    assert (half.low, half.high) == pytest.approx((0.2993, 0.7007), abs=1e-3)
+    assert (half["low"], half["high"]) == pytest.approx((0.2993, 0.7007), abs=1e-3)
 
 
 def test_a_set_of_pictures_takes_the_place_of_the_playground(tmp_path: Path, capsys: Any) -> None:
