@@ -319,18 +319,14 @@ def sentence(result: Mapping[str, Any]) -> str:
     if chosen["way"] == "strength" and chosen["strength"] == 1:
         return "The last checkpoint is the healthy point: no alarm on the way, and nothing gains more."
     error = "" if held["error"] is None else f" +- {held['error']:.2f}"
+    word = "not more than noise"
+    if held["p"] is not None and held["p"] < 1 - LEVEL:  # a paired test over prompts supports it
+        word = "better" if held["difference"] > 0 else "worse"
     return (
         f"Beside the last checkpoint {chosen['title']} is better in {held['better']} held-out values and worse in "
         f"{held['worse']}, beyond their 95 % intervals; over all of them it is {held['difference']:+.2f}{error} "
-        f"standard deviations: {_word(held)}."
+        f"standard deviations: {word}."
     )
-
-
-def _word(held: Mapping[str, Any]) -> str:
-    """What a paired test over prompts supports."""
-    if held["p"] is None or held["p"] >= 1 - LEVEL:
-        return "not more than noise"
-    return "better" if held["difference"] > 0 else "worse"
 
 
 def _place(point: Mapping[str, Any], way: str) -> float:

@@ -30,8 +30,6 @@ PALETTE, GROUNDS, SKIN = (
 INK = (15, 10, 15)  # eyes, mouth and glasses
 HAT = PALETTE["pink"]
 
-Points = np.ndarray
-
 
 def toned(color: Sequence[float], tone: str) -> tuple[int, int, int]:
     """A colour (0 to 255) as a tone shows it."""
@@ -41,7 +39,7 @@ def toned(color: Sequence[float], tone: str) -> tuple[int, int, int]:
 
 
 @functools.cache
-def outline(shape: str) -> Points:
+def outline(shape: str) -> np.ndarray:
     """The polygon (n, 2) of a shape of radius 1 around (0, 0), y downwards; the shapes look about equally large."""
     turn = np.linspace(0.0, 2.0 * math.pi, 49)[:-1]
     if shape == "circle":

@@ -40,6 +40,7 @@ from .methods import Bench, Finished
 from .page import write_search
 
 ROWS = "search.jsonl"
+Row = Mapping[str, Any]  # of that file: one prompt's search by one arm
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     benches = _benches(settings, job, policy, scorer)
     tasks = [(arm, place) for arm in benches for place in range(len(chosen))]
     pieces = ShardedJsonl(out, ROWS, "search")
+    record = _record(settings, job, chosen)
     if accelerator.is_main_process:
-        pieces.claim(_record(settings, job, chosen))
+        pieces.claim(record)
         (out / "images").mkdir(exist_ok=True)
     accelerator.wait_for_everyone()
     mine, _ = pieces.share(len(tasks), accelerator)
@@ -110,7 +112,8 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     if accelerator.is_main_process:
         pieces.gather(len(tasks))
         rows = list(pieces.rows().values())
-        result = _summary(settings, job, rows, scorer, watcher, benches)
+        record["prompts"] = job.prompts if isinstance(job.prompts, str) else None
+        result = {**record, **_summary(settings, rows, scorer, watcher, benches)}
         write_text(out / "search.json", json.dumps(result, indent=1) + "\n")
         write_search(out, result, rows)
     accelerator.wait_for_everyone()
@@ -263,20 +266,10 @@ def _record(settings: Settings, job: Drawing, prompts: Sequence[Prompt]) -> dict
 
 
 def _summary(
-    settings: Settings,
-    job: Drawing,
-    rows: Sequence[Mapping[str, Any]],
-    scorer: Scorer,
-    watcher: Scorer,
-    benches: Mapping[str, tuple[str, Bench]],
+    settings: Settings, rows: Sequence[Row], scorer: Scorer, watcher: Scorer, benches: Mapping[str, tuple[str, Bench]]
 ) -> dict[str, Any]:
     """Means over the prompts of the best image so far, at every budget where some prompt's changes (at most 40)."""
-    names = [*scorer.names, *watcher.names]
-    lower = sorted(lower_is_better({**scorer.rewards, **watcher.rewards}))
-    prompts: dict[str, Any] = {"prompts": job.prompts if isinstance(job.prompts, str) else None}
-    prompts["prompts_count"] = len({row["prompt"] for row in rows})
-    facts = {"trained_on": scorer.names, "lower_is_better": lower, "arms": {}}
-    result: dict[str, Any] = {**_record(settings, job, []), **prompts, **facts}
+    arms, names = dict[str, Any](), [*scorer.names, *watcher.names]
     for arm, (method, bench) in benches.items():
         mine = [row for row in rows if row["arm"] == arm]
         marks = sorted({record["forwards"] for row in mine for record in row["records"]})
@@ -286,11 +279,12 @@ def _summary(
         points = [{"forwards": mark, **_means(mine, names, mark)} for mark in marks]
         about = {"method": method, "base": bench.snapshot is None and settings.base, "sampler": bench.spec.sampler}
         counts = {"steps": bench.spec.steps, "forwards_an_image": bench.image(), "forwards_spent": spent}
-        result["arms"][arm] = {**about, **counts, "images": len(mine[0]["candidates"]["values"]), "curve": points}
-    return result
+        arms[arm] = {**about, **counts, "images": len(mine[0]["candidates"]["values"]), "curve": points}
+    count, lower = len({row["prompt"] for row in rows}), lower_is_better({**scorer.rewards, **watcher.rewards})
+    return {"prompts_count": count, "trained_on": scorer.names, "lower_is_better": sorted(lower), "arms": arms}
 
 
-def _means(rows: Sequence[Mapping[str, Any]], names: Sequence[str], budget: int) -> dict[str, float | None]:
+def _means(rows: Sequence[Row], names: Sequence[str], budget: int) -> dict[str, float | None]:
     """Of each score, over the prompts to which it applies."""
     best = [[r for r in row["records"] if r["forwards"] <= budget][-1]["scores"] for row in rows]
     means = {}
