@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from diffrl.report.plots import SIZE, STYLE, as_svg, color, tick_text
+from diffrl.report.plots import SIZE, as_svg, color, styled, tick_text
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Dots:
 def dots(rows: Sequence[str], series: Sequence[Dots], label: str, description: str) -> str:
     """Values side by side, one line for each row, from the top; intervals as bars. As tall as its rows need."""
     height = 0.42 + 0.19 * len(rows) + 0.06 * max(len(series) - 1, 0) * any(one.spans for one in series)
-    with matplotlib.rc_context(STYLE | {"axes.grid.axis": "both"}):
+    with styled("both"):
         figure = Figure(figsize=(SIZE[0], height))
         axes = figure.add_subplot()
         left = min(0.06 + 0.0165 * max(len(_shortened(row)) for row in rows), 0.45)
@@ -54,7 +53,7 @@ def _shortened(text: str) -> str:
 def radar(axes_names: Sequence[str], series: Sequence[Dots], description: str) -> str:
     """Values around a circle, one axis for each name, all from 0 outwards; values of None close the gap at 0."""
     turn = [2 * math.pi * i / len(axes_names) for i in range(len(axes_names))]
-    with matplotlib.rc_context(STYLE | {"axes.grid.axis": "both"}):
+    with styled("both"):
         figure = Figure(figsize=(SIZE[0], 3.0))
         axes: Any = figure.add_subplot(projection="polar")
         figure.subplots_adjust(left=0.2, right=0.8, bottom=0.12, top=0.88)

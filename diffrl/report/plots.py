@@ -9,6 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,12 +86,20 @@ def draw(
     finish: Callable[[Axes], None] = lambda axes: None,
 ) -> str:
     """One pair of axes as an `<svg>` element: `paint` draws into them, `finish` when labels and limits are known."""
-    with matplotlib.rc_context(STYLE | {"axes.grid.axis": grid}):
+    with styled(grid):
         figure, axes = _figure(size)
         paint(axes)
         _label(axes, axis)
         finish(axes)
         return as_svg(figure, axis.description)
+
+
+def styled(grid: str) -> AbstractContextManager[None]:
+    """A chart's settings: matplotlib's defaults and `STYLE`, whatever a user's matplotlibrc or program has set (LaTeX,
+    a theme of seaborn's). `grid`: "x", "y" or "both"."""
+    defaults, now = matplotlib.rcParamsDefault, matplotlib.rcParams
+    changed = {name: defaults[name] for name in defaults if "backend" not in name and now[name] != defaults[name]}
+    return matplotlib.rc_context({**changed, **STYLE, "axes.grid.axis": grid})
 
 
 def color(name: str) -> str:

@@ -23,7 +23,7 @@ from diffrl import report
 from diffrl.errors import UserError
 from diffrl.records.progress import PHASES
 from diffrl.records.tracking import Tracker, record_environment, save_samples
-from diffrl.report import compare, data, plots
+from diffrl.report import compare, data
 from diffrl.report.data import RunData, read_run
 from diffrl.report.page import picture
 from diffrl.report.sections import _verdict, facts, pick, processes
@@ -277,81 +277,6 @@ def test_a_metric_keeps_its_colour(tmp_path: Path) -> None:
     rows = [{"epoch": 0, "samples": 0, "eval/b": 1.0, "eval/diversity": 1.0, "eval/a": 1.0}]
     run = data.RunData(tmp_path, "x", rows, {"rewards": {"a": {}}})
     assert [run.color(name) for name in ("a", "b", "diversity")] == ["c0", "c1", "c7"]
-
-
-def test_charts_take_the_pages_colours_and_keep_text(tmp_path: Path) -> None:
-    axis = plots.Axis(y="mean score", level=(0.2, "70% of it"), description='a "chart"')
-    svg = plots.chart([plots.Line([0, 1500, 3000], [0.1, 0.2, 0.4], "c1", "x", "dots")], axis)
-    assert re.findall(r"#[0-9a-f]{6}\b(?!-)", svg) == []
-    assert "var(--c1)" in svg and "var(--warn)" in svg and "var(--muted)" in svg
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-    assert {"mean score", "images generated", "70% of it", "1k", "0.2"} <= set(texts)
-    assert 'aria-label="a &quot;chart&quot;"' in svg
-    assert len(set(re.findall(r'id="(\w{8})-', svg))) == 1
-    tiny = plots.chart([plots.Line([0, 1], [1e-6, 1e-2], "c0")], plots.Axis(y="KL", log=True))
-    assert {"1e−6", "1e−2"} & set(re.findall(r"<text[^>]*>([^<]*)</text>", tiny))
-    timed = plots.chart([plots.Line([0, 5400], [0, 1], "c0")], plots.Axis(x="time", y="y", time=True))
-    assert {"time (minutes)", "80"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", timed))
-
-
-@pytest.mark.parametrize(
-    "low, high, label",
-    [
-        (6.45e-5, 6.6e-5, "value (×1e−5)"),
-        (0.0441, 0.0449, "value (×1e−2)"),
-        (-0.0645, -0.0632, "value (×1e−2)"),
-        (12340.0, 12590.0, "value (×1e4)"),
-        (0.25, 0.5, "value"),
-        (-12.5, 3.0, "value"),
-    ],
-)
-def test_ticks_differ_and_leave_the_label_its_room(low: float, high: float, label: str) -> None:
-    svg = plots.chart([plots.Line([0, 8], [low, high], "c0")], plots.Axis(y="value"))
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-    places = texts.index("images generated")
-    ticks = [text for text in texts[places + 1 :] if text != label]
-    assert label in texts and len(ticks) >= 2 and len(set(ticks)) == len(ticks)
-    assert max(map(len, ticks)) <= plots.MOST_LETTERS
-    power = float(label[label.index("×") + 1 : -1].replace("−", "-")) if "×" in label else 1.0
-    values = [float(text.replace("−", "-")) * power for text in ticks]
-    assert values == sorted(values) and low - 0.05 * (high - low) <= values[0] < values[-1] <= high + 0.05 * (
-        high - low
-    )
-
-
-def test_words_are_read_on_every_ground_and_on_paper() -> None:
-    """Contrast by WCAG 2.2, 1.4.3; the live page's buttons were white on light blue in the dark."""
-    folder = Path(plots.__file__).parent
-    style = (folder / "templates" / "style.css").read_text()
-    watched = (folder.parent / "watch" / "templates" / "watch.css").read_text()
-    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in style.split("@media screen and")[:2])
-
-    def luminance(color: str) -> float:
-        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    rules = re.findall(r"{([^{}]*)}", style + watched)
-    grounds = [
-        (re.search(r"background: var\(--([\w-]+)\)", r), re.search(r"(?<!-)color: (\S+?)[ ;]", r)) for r in rules
-    ]
-    pairs = {(ground[1], ink[1]) for ground, ink in grounds if ground and ink}
-    pairs |= {("paper", f"var(--{ink})") for ink in ("ink", "muted", "good", "bad")} | {("warn-paper", "var(--ink)")}
-    for scheme in (light, dark):
-        for ground, ink in pairs:
-            shades = [luminance(scheme[ground]), luminance(scheme.get(ink[6:-1], ink))]
-            assert (max(shades) + 0.05) / (min(shades) + 0.05) >= 4.5, (ground, ink)
-    assert len(pairs) > 6 and style.count("prefers-color-scheme") == 1  # so paper, which is no screen, is white
-    assert "print-color-adjust: exact" in style  # else browsers print bars and legends, which are grounds, as nothing
-
-
-def test_long_curves_are_averaged() -> None:
-    xs = list(range(1003))
-    thin_xs, thin_ys = plots._thin(xs, [2.0 * x for x in xs])
-    assert len(thin_xs) == 400
-    np.testing.assert_allclose(thin_ys, 2 * np.array(thin_xs))
-    assert thin_xs[0] == pytest.approx(1.0, abs=1) and thin_xs[-1] == pytest.approx(1001, abs=1)
-    assert plots._thin(xs[:400], xs[:400]) == (xs[:400], xs[:400])
 
 
 def test_small_images_are_lossless_and_large_ones_reduced(tmp_path: Path) -> None:
