@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from diffrl.cli.arguments import at, positive_number, whole_number
 from diffrl.errors import UserError
-from diffrl.records.disk import check_writable, write_text
+from diffrl.records.disk import check_writable, write_json
 from diffrl.records.outputs import out_file
 from diffrl.resources import file_of_run
 
@@ -98,7 +97,7 @@ def _headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
     print(as_text(result))
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(arguments.out, json.dumps({"config": words[0], "overrides": words[1:], **result}, indent=1) + "\n")
+        write_json(arguments.out, {"config": words[0], "overrides": words[1:], **result})
         print(f"all of it: {arguments.out}")
     return 0
 

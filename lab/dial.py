@@ -14,7 +14,6 @@ gains: the base model. It is chosen on one set of prompts and judged once, besid
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records import checkpoint
-from diffrl.records.disk import write_text
+from diffrl.records.disk import write_json
 from diffrl.records.held_out import HeldOut
 from diffrl.records.progress import number
 from diffrl.records.tracking import save_image
@@ -184,9 +183,9 @@ class Bench:
 
     def means(self, result: Evaluated) -> dict[str, float | None]:
         """Of all images, by the names of an evaluation in metrics.jsonl, without "eval/"."""
-        light = {"saturation": float(result.saturation.mean())}
-        light |= {"saturation/std": float(result.saturation.std(correction=0))}
-        return summarise(self.judges.names, result.scores) | result.breadth() | light
+        light = result.saturation
+        spread = {"saturation": float(light.mean()), "saturation/std": float(light.std(correction=0))}
+        return summarise(self.judges.names, result.scores) | result.breadth() | spread
 
 
 def choose(
@@ -285,7 +284,7 @@ def _write(out: Path, result: Mapping[str, Any], results: Sequence[Evaluated], b
     for i, one in enumerate(results):
         for j, image in enumerate(one.pictures):
             save_image(image, pictures / f"{i:02d}-{j:02d}.png", {"prompt": prompts[j].text})
-    write_text(out / "dial.json", json.dumps(result, indent=1) + "\n")
+    write_json(out / "dial.json", result)
     write_page(out, result, [prompt.text for prompt in prompts[:SHOWN]])
 
 
@@ -298,9 +297,8 @@ def write_page(out: Path, result: Mapping[str, Any], prompts: Sequence[str]) -> 
         on = [i for i, point in enumerate(points) if i == 0 or point["way"] == way]
         if way == "checkpoints":  # which the newest one ends
             on += [i for i, point in enumerate(points) if point["way"] == "strength" and point["strength"] == 1]
-        page.section(
-            f"Along the {way}", f"{note} Thin lines: two standard errors over prompts. Dashed: the healthy point."
-        )
+        note += " Thin lines: two standard errors over prompts. Dashed: the healthy point."
+        page.section(f"Along the {way}", note)
         _charts(page, result, sorted(on, key=lambda i: _place(points[i], way)), way, label)
     head = ["", "", "base model", "last checkpoint", "healthy point", "difference", ""]
     page.section("On other prompts", NOTE).table([_judged(row) for row in result["judged"]], head)

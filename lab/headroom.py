@@ -189,10 +189,8 @@ def verdict(name: str, reward: Mapping[str, Any], conflicts: Sequence[Mapping[st
     if reward["without_signal"] > MOST_FLAT:
         return f"{stop}in {reward['without_signal']:.0%} of the groups all images score alike", False
     if reward["reliability"] < LEAST_RELIABILITY:
-        return (
-            f"{stop}invisible changes move it by {reward['noise']:.3g}, its groups by {reward['spread']:.3g}",
-            False,
-        )
+        moved = f"invisible changes move it by {reward['noise']:.3g}, its groups by {reward['spread']:.3g}"
+        return stop + moved, False
     best = list(reward["best_of"].values())[-1]
     if best["gain"] <= SURE * best["error"]:
         return f"{stop}the best image of a group is no better than its mean", False

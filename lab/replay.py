@@ -89,8 +89,9 @@ def replay(folder: Path, epoch: int, image: int, report: Callable[[str], None] =
         processes = max((int(event.get("processes", 1)) for event in history.read_history(folder)), default=1)
         compared = {"values": len(names), "differ": differ, "processes_then": processes}
         facts = {"run": folder.name, "epoch": epoch, "from": begun, "seed": config.seed} | witness.facts()
-        group = torch.cat(witness.pictures)
-        return Replayed(facts | {"compared": compared}, witness.latents, group[witness.place], group)
+        rollout, group = witness.rollout, torch.cat(witness.pictures)
+        assert rollout is not None, "the epoch has been trained"
+        return Replayed(facts | {"compared": compared}, rollout.latents[image].cpu(), group[witness.place], group)
     finally:
         run.close()
 
@@ -200,11 +201,6 @@ class Witness(RunHook):
         wanted = [i - first for i in self.members if first <= i < first + len(images)]
         if wanted:
             self.pictures.append(images[wanted].detach().cpu())
-
-    @property
-    def latents(self) -> Tensor:
-        assert self.rollout is not None, "the epoch has been trained"
-        return self.rollout.latents[self.number].cpu()
 
     def facts(self) -> dict[str, Any]:
         """What the run made of the image."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffrl.pictures import grid
-from diffrl.records.disk import replacing, write_text, writing
+from diffrl.records.disk import replacing, write_json, writing
 from diffrl.records.tracking import save_image
 
 
@@ -31,7 +30,7 @@ def write(facts: Mapping[str, Any], image: Tensor, group: Tensor, out: Path) -> 
         captions.append(f"{mark}{_scores(one['scores'])}, A {_signed(one['advantage'])}")
     with replacing(paths[1]) as temporary:
         grid([Image.fromarray(one) for one in pixels], captions).save(temporary, format="png")
-    write_text(paths[2], json.dumps(facts, indent=1) + "\n")
+    write_json(paths[2], facts)
     return paths
 
 
@@ -67,16 +66,14 @@ def as_text(facts: Mapping[str, Any]) -> str:
         )
     compared = facts["compared"]
     if not compared["differ"]:
-        lines.append(
-            f"equal      all {compared['values']} values of the epoch's line in metrics.jsonl, to the last digit"
-        )
+        values = f"{compared['values']} values of the epoch's line in metrics.jsonl"
+        lines.append(f"equal      all {values}, to the last digit")
     else:
         name, worst = max(compared["differ"].items(), key=lambda item: item[1])
         lines.append(f"NOT equal  {len(compared['differ'])} values of metrics.jsonl, {name} by {worst:.1e} of itself:")
-        why = f"the run had {compared['processes_then']} processes" if compared["processes_then"] > 1 else ""
-        lines.append(
-            f"           {why or 'another machine, device, version or number of threads'}; the same up to rounding"
-        )
+        then, why = compared["processes_then"], "another machine, device, version or number of threads"
+        why = f"the run had {then} processes" if then > 1 else why
+        lines.append(f"           {why}; the same up to rounding")
     return "\n".join(lines)
 
 

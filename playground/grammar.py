@@ -67,11 +67,8 @@ class Caption:
     def text(self) -> str:
         """The prompt."""
         ground = f" on {self.attributes['background']}" if "background" in self.attributes else ""
-        return (
-            _subject(self)
-            + ground
-            + "".join(f", {self.attributes[name]}" for name in ("style", "tone") if name in self.attributes)
-        )
+        look = "".join(f", {self.attributes[name]}" for name in ("style", "tone") if name in self.attributes)
+        return _subject(self) + ground + look
 
     def content(self) -> str:
         """What the split is decided by: the word, or the prompt without style and tone, the things in a fixed order."""

@@ -34,10 +34,7 @@ LETTER_HEIGHT = 24.0
 QUARTERS = ("upper left", "upper right", "lower left", "lower right")
 HALVES = ("upper", "lower")
 SIZES = ("small", "large")
-LAYOUTS = {
-    count: tuple(" + ".join(cells) for cells in itertools.combinations(QUARTERS, int(count)))
-    for count in ("2", "3", "4")
-}
+LAYOUTS = {n: tuple(" + ".join(cells) for cells in itertools.combinations(QUARTERS, int(n))) for n in VALUES["count"]}
 _BINS: dict[str, dict[str, tuple[str, ...]]] = {
     "objects": {"position": QUARTERS, "size": SIZES},
     "words": {"position": HALVES},
@@ -145,10 +142,8 @@ def _related(relation: str, rng: np.random.Generator) -> tuple[Place, ...]:
     across = [level + float(move) for move in rng.uniform(-2.0, 2.0, 2)]
     if relation in ("right of", "below"):
         along.reverse()
-    middles = (
-        zip(along, across, strict=True) if relation in ("left of", "right of") else zip(across, along, strict=True)
-    )
-    return tuple((x, y, float(rng.uniform(*PAIR_RADII))) for x, y in middles)
+    xs, ys = (along, across) if relation in ("left of", "right of") else (across, along)
+    return tuple((x, y, float(rng.uniform(*PAIR_RADII))) for x, y in zip(xs, ys, strict=True))
 
 
 def quarter_of(x: float, y: float) -> str:

@@ -48,9 +48,8 @@ def to_pixels(images: Any) -> np.ndarray:
             raise ValueError("images hold non-finite values")
         x = x.float().clamp(0, 1) * 255.0
     else:
-        raise ValueError(
-            f"images must be float (B, 3, H, W) in [0, 1] or uint8 (B, H, W, 3), not {x.dtype} {tuple(x.shape)}"
-        )
+        form = f"{x.dtype} {tuple(x.shape)}"
+        raise ValueError(f"images must be float (B, 3, H, W) in [0, 1] or uint8 (B, H, W, 3), not {form}")
     if x.shape[-2:] != (SIZE, SIZE):
         x = torch.nn.functional.interpolate(x, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
     return x.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
@@ -149,10 +148,8 @@ def views(images: np.ndarray) -> list[View]:
     distance = _length(pixels - surface)
     parts, inked = _parts(distance)
     ghosts = _ghosts(raw - surface, inked)
-    return [
-        View(*one)
-        for one in zip(raw, pixels, grounds, surface, covers.tolist(), distance, parts, inked, ghosts, strict=True)
-    ]
+    each = zip(raw, pixels, grounds, surface, covers.tolist(), distance, parts, inked, ghosts, strict=True)
+    return [View(*one) for one in each]
 
 
 def _parts(distance: np.ndarray) -> tuple[list[list[Part]], np.ndarray]:

@@ -129,17 +129,17 @@ def _look(seen: tuple[View, Part], member: np.ndarray, inner: np.ndarray, alpha:
     x = float((soft * _PLACES[: soft.shape[1]]).sum() / weight)
     y = float((soft * _PLACES[: soft.shape[0], None]).sum() / weight)
     profile, scale, reach = _profile(soft, x, y)
-    misses, shape, turn, radius = _compare(profile, scale)
-    middle = _middle(shape, turn, radius)
+    misses, match = _compare(profile, scale)
+    middle = _middle(*match)
     reach += math.hypot(*middle)
     colors, mean = _colors(view, crop, member[crop], inner[crop], alpha)
     return Thing(
         box=part.box,
         x=left + x + 0.5 - middle[0],
         y=top + y + 0.5 - middle[1],
-        radius=radius,
+        radius=match[2],
         misses=misses,
-        styles=_styles(alpha, soft, (x - middle[0], y - middle[1]), radius, shape, turn, reach),
+        styles=_styles(alpha, soft, (x - middle[0], y - middle[1]), match, reach),
         colors=colors,
         mean=mean,
         round_enough=_round(profile),
@@ -202,14 +202,17 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 _BLUR_SEEN = 0.7  # the view's own
 
 
-def _compare(profile: np.ndarray, scale: float) -> tuple[np.ndarray, str, float, float]:
-    """Least distance from each shape (5,), and the nearest shape with its turn (degrees) and radius (pixels)."""
+Match = tuple[str, float, float]  # the nearest shape, its turn (degrees) and radius (pixels)
+
+
+def _compare(profile: np.ndarray, scale: float) -> tuple[np.ndarray, Match]:
+    """Least distance from each shape (5,), and the match."""
     profiles, numbers, turns, sizes = _bank()  # in the order of SHAPES
     miss = np.sqrt(np.square(profiles - profile).mean(1))
     miss = miss + 0.02 * np.abs(np.log(max(scale, 1.0) / sizes[:, 1]))  # a profile of about its own size
     misses = np.minimum.reduceat(miss, np.searchsorted(numbers, range(len(SHAPES))))
     best = int(miss.argmin())
-    return misses, SHAPES[numbers[best]], float(turns[best]), float(sizes[best, 0] * scale / sizes[best, 1])
+    return misses, (SHAPES[numbers[best]], float(turns[best]), float(sizes[best, 0] * scale / sizes[best, 1]))
 
 
 def _round(profile: np.ndarray) -> bool:
@@ -256,18 +259,11 @@ def _soft(mask: Image.Image) -> np.ndarray:
     return np.asarray(mask.reduce(SCALE), np.float32) / 255.0
 
 
-def _styles(
-    alpha: np.ndarray,
-    soft: np.ndarray,
-    middle: tuple[float, float],
-    radius: float,
-    shape: str,
-    turn: float,
-    reach: float,
-) -> np.ndarray:
+def _styles(alpha: np.ndarray, soft: np.ndarray, middle: tuple[float, float], match: Match, reach: float) -> np.ndarray:
     """How well each of STYLES explains the paint inside the outline, (3,): 1 for exactly, 0 from a mean squared error
     of 0.12 on; the stripes may lie anywhere, and those of a circle at any of its turns. The paint ends at `reach`.
     """
+    shape, turn, radius = match
     patterns = _patterns(shape, round(2 * min(max(radius, 4.0), 24.0)) / 2)
     scores, solid = np.zeros(len(STYLES)), (soft > 0.5).astype(np.float32)
     for angle in (turn,) if shape != "circle" else (0.0, -10.0, 10.0):

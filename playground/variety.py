@@ -44,7 +44,10 @@ def tally(prompt: str, readings: Mapping[str, Sequence[str | None]]) -> Tally:
     return Tally(shares, tried, failed)
 
 
-def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
+Reading = dict[str, str | None]  # what a picture shows of each fact; None: unreadable
+
+
+def shown(images: Any, prompts: Sequence[str]) -> list[Reading]:
     """What each image (as `verifier.verify` takes them) shows of each fact that its prompt leaves free.
 
     Raises ValueError for images of another form, a prompt that is not of the world, or lengths that differ.
@@ -79,9 +82,7 @@ class GroupVariety:
         """To prompts of the world."""
         return understood(prompt) is not None
 
-    def read(
-        self, images: Any, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, str | None]]:
+    def read(self, images: Any, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[Reading]:
         return shown(images, prompts)
 
     def sums(self, prompt: str, readings: Sequence[Mapping[str, str | None]]) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -50,6 +52,11 @@ def write_text(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader, or a process killed in between, never meets half of it."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: object, **options: Any) -> None:
+    """`write_text` of indented JSON; `options` as `json.dumps` takes them."""
+    write_text(path, json.dumps(content, indent=1, **options) + "\n")
 
 
 @contextlib.contextmanager

@@ -97,9 +97,8 @@ def liked(cases: Cases, value: Callable[[Tensor, Sequence[Prompt]], Tensor]) -> 
         if len(rows) < 4:
             continue
         prompts = [cases.prompts[i] for i in rows]
-        scores = torch.stack([
-            value(pictures([changed(cases.scenes[i][0], {fact: one}) for i in rows]), prompts) for one in VALUES[fact]
-        ])  # fmt: skip
+        drawn = (pictures([changed(cases.scenes[i][0], {fact: one}) for i in rows]) for one in VALUES[fact])
+        scores = torch.stack([value(images, prompts) for images in drawn])
         for k, one in enumerate(VALUES[fact]):
             others = (scores.sum(0) - scores[k]) / (len(scores) - 1)
             points = float((scores[k] - others).mean())

@@ -47,9 +47,8 @@ def write_audit(folder: Path, facts: Mapping[str, Any]) -> Path:
 def _lead(page: Page, facts: Mapping[str, Any]) -> None:
     worst = f"worst: {facts['worst']}" if facts["score"] > 0 else "no exploit outranked a true image"
     text = f"Score {facts['score']:.2f} on {facts['prompts_count']} prompts ({worst})."
-    judge = (
-        f"Held-out judge: {facts['judge']}." if facts["judge"] else "No held-out judge: a model's images are left out."
-    )
+    alone = "No held-out judge: a model's images are left out."
+    judge = f"Held-out judge: {facts['judge']}." if facts["judge"] else alone
     plain = f"Without gradients {facts['score_without_gradients']:.2f} ({facts['worst_without_gradients']}). {judge}"
     page.lead(Markup("<b>{}</b> {}").format(text, plain))
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from diffrl.methods.direct.srpo import column
 from diffrl.plugins import short_name
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
-from diffrl.records.disk import write_text
+from diffrl.records.disk import write_json
 from diffrl.records.tracking import save_image
 from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
@@ -125,7 +126,10 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     looks = liked(cases, subject.value) if cases.scenes and not subject.groupwise else []
     fooled: dict[str, list[dict[str, Any]]] = {}
-    for name, images, counts, detail in _attacks(job, subject, judge, cases, policy, looks, out):
+    attacks = [_attacks(job, subject, cases, policy, looks)]
+    if judge is not None and policy is not None:
+        attacks.append(_drawn(job, subject, judge, cases, policy, out))
+    for name, images, counts, detail in chain(*attacks):
         won = subject.outranks(images, cases.true, cases.prompts) & counts
         if judge is not None:  # an edit may mend an image by chance: paler is right where the prompt asks for pale
             won &= ~(judge.value(images, cases.prompts) >= judge.value(cases.true, cases.prompts) - 1e-6)
@@ -139,7 +143,7 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     tables = {"exploits": outcomes, "looks": [asdict(one) for one in looks], "fooled": fooled}
     about = {"diffrl_version": __version__, "reward": subject.name, **asdict(job), "prompts_count": len(cases.prompts)}
     result = {**about, **scores, **tables}
-    write_text(out / "audit.json", json.dumps(result, indent=1, default=str) + "\n")
+    write_json(out / "audit.json", result, default=str)
     write_audit(out, result)
     return result
 
@@ -157,16 +161,13 @@ def _cases(job: Audit, subject: Subject) -> Cases:
     return cases
 
 
+Attack = tuple[str, Tensor, Tensor, str]  # name, images (N, 3, H, W), which of them count (N,), and a word on it
+
+
 def _attacks(
-    job: Audit,
-    subject: Subject,
-    judge: Subject | None,
-    cases: Cases,
-    policy: Policy | None,
-    looks: Sequence[Look],
-    out: Path,
-) -> Iterator[tuple[str, Tensor, Tensor, str]]:
-    """Name, images (N, 3, H, W), which of them count (N,), and a word on it, of each exploit."""
+    job: Audit, subject: Subject, cases: Cases, policy: Policy | None, looks: Sequence[Look]
+) -> Iterator[Attack]:
+    """Each exploit that changes wrong images."""
     prompts, wrong = cases.prompts, cases.wrong
     every = torch.ones(len(prompts), dtype=torch.bool)
     yield "a wrong image as it is", wrong, every, "no exploit: how often the reward errs by itself"
@@ -189,12 +190,15 @@ def _attacks(
             climbed = exploits.climb(wrong, lambda images: subject.value(images, prompts), job.seed)
             detail = f"{exploits.TRIES} patches, kept if the score does not fall"
             yield "a climb without gradient", climbed, every, detail
-    if judge is not None and policy is not None:
-        yield f"best of {DRAWN}", *_chosen(job, subject, judge, cases, policy), f"of {job.model}, worse by {judge.name}"
-        if job.train:
-            images, worse = _chosen(job, subject, judge, cases, _trained(job, out))
-            name = f"{job.train} epoch{'s' * (job.train > 1)} of training"
-            yield name, images, worse, f"best of {DRAWN}, worse by {judge.name}"
+
+
+def _drawn(job: Audit, subject: Subject, judge: Subject, cases: Cases, policy: Policy, out: Path) -> Iterator[Attack]:
+    """Each exploit of a model's images."""
+    yield f"best of {DRAWN}", *_chosen(job, subject, judge, cases, policy), f"of {job.model}, worse by {judge.name}"
+    if job.train:
+        images, worse = _chosen(job, subject, judge, cases, _trained(job, out))
+        name = f"{job.train} epoch{'s' * (job.train > 1)} of training"
+        yield name, images, worse, f"best of {DRAWN}, worse by {judge.name}"
 
 
 def _latents(policy: Policy, wrong: Tensor, ascend: Any) -> Tensor:

@@ -12,9 +12,8 @@ from .items import Answers, Item, Mark, find, rows_of
 
 def read_drawbench(folder: Path) -> list[Item]:
     path = find(folder, "drawbench.csv", "DrawBench.csv", "DrawBench Prompts.csv", "drawbench.tsv")
-    return [
-        Item(row["Prompts"].strip(), {"category": row["Category"]}) for _, row in rows_of(path, ("Prompts", "Category"))
-    ]
+    rows = rows_of(path, ("Prompts", "Category"))
+    return [Item(row["Prompts"].strip(), {"category": row["Category"]}) for _, row in rows]
 
 
 def read_parti(folder: Path) -> list[Item]:

@@ -22,7 +22,7 @@ from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.launched import join_processes
 from diffrl.prompts import Prompt
-from diffrl.records.disk import write_text
+from diffrl.records.disk import write_json
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import RewardError, Unscored, ability, lower_is_better
 from diffrl.rewards.registry import load_class
@@ -121,7 +121,7 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         about["whole"] = _whole(judged, judges, drawing.per_prompt * len(drawings), done)
     result = Result(name, bench, lines, left_out, about, [item.text for item in items])
     if accelerator.is_main_process:
-        write_text(out / FILE, json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
+        write_json(out / FILE, result.to_json(), ensure_ascii=False)
     accelerator.wait_for_everyone()
     return result
 
@@ -163,7 +163,7 @@ def _same_judges(out: Path, judges: Mapping[str, Mapping[str, Any]]) -> None:
                 raise UserError(f"--out: {out} has {text}; choose another folder, or delete its {FOLDER}/{name}-*")
         here = before | here
     out.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(here, indent=1) + "\n")
+    write_json(path, here)
 
 
 def _shots(folder: Path, items: Sequence[Item], each: int) -> list[list[Shot]]:

@@ -46,9 +46,8 @@ class _Words:
                  if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # fmt: skip
         for name in (TEMPLATE, MEANINGS, SETTINGS):
             if name not in nodes:
-                raise UserError(
-                    f"{path}: no {name}, in which the request's words were looked for{nearest(name, nodes)}"
-                )
+                text = f"{path}: no {name}, in which the request's words were looked for"
+                raise UserError(text + nearest(name, nodes))
         pairs = [(key.value, value.value) for node in ast.walk(nodes[SETTINGS]) if isinstance(node, ast.Dict)
                  for key, value in zip(node.keys, node.values, strict=True)
                  if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -197,8 +197,7 @@ class Resampling:
         return x[on], Prediction(prediction.x0[on], prediction.eps[on], prediction.v[on])
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """So many children of each prompt, which go on from the state before step `step`."""
 
     step: int

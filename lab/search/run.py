@@ -22,7 +22,7 @@ from diffrl.methods.direct.srpo import column
 from diffrl.plugins import short_name
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
-from diffrl.records.disk import write_text
+from diffrl.records.disk import write_json
 from diffrl.records.progress_bar import progress
 from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import save_image
@@ -114,7 +114,7 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
         rows = list(pieces.rows().values())
         record["prompts"] = job.prompts if isinstance(job.prompts, str) else None
         result = {**record, **_summary(settings, rows, scorer, watcher, benches)}
-        write_text(out / "search.json", json.dumps(result, indent=1) + "\n")
+        write_json(out / "search.json", result)
         write_search(out, result, rows)
     accelerator.wait_for_everyone()
     return dict(json.loads((out / "search.json").read_text(encoding="utf-8")))
@@ -180,10 +180,8 @@ def _check(
 
 def _check_budget(settings: Settings, bench: Bench) -> None:
     if settings.budget < bench.image():
-        text = f"{bench.spec.steps} steps of {bench.cost} forward{'s' * (bench.cost > 1)}"
-        raise UserError(
-            f"--budget: {settings.budget} forwards for each prompt, but one image takes {bench.image()}: {text}"
-        )
+        text = f"{bench.image()}: {bench.spec.steps} steps of {bench.cost} forward{'s' * (bench.cost > 1)}"
+        raise UserError(f"--budget: {settings.budget} forwards for each prompt, but one image takes {text}")
     if "particles" in settings.methods and settings.population > bench.batch_size:
         text = f"{settings.population} particles are resampled together"
         raise UserError(f"--population: {text}, but --batch-size is {bench.batch_size}")
