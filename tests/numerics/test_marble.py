@@ -487,6 +487,27 @@ def test_the_qp_on_points_whose_answer_is_known(points, expected) -> None:
         assert np.allclose(min_norm_weights(array @ array.T), expected, atol=1e-6)
 
 
+def test_how_far_weights_are_from_optimal_does_not_depend_on_the_points_lengths() -> None:
+    """Of (2, 0) and (0, 2) the middle is optimal; at 3/4 and 1/4 the slopes are 3 and 1, and the value is 2.5."""
+    for length in (1e-5, 1.0, 1e5):
+        gram = np.diag([4.0, 4.0]) * length**2
+        assert residual(gram, np.array([0.5, 0.5])) == pytest.approx(0.0, abs=1e-12)
+        assert residual(gram, np.array([0.75, 0.25])) == pytest.approx((2.5 - 1) / 4)
+
+
+def test_gradients_that_cancel_have_no_direction() -> None:
+    """Their sum's length is rounding, and its square may be below 0: coefficients are numbers all the same."""
+    marble, worst = Marble(list("abc"), mode="uniform"), 0.0
+    for turn in np.linspace(0, 1, 50):
+        angles = turn + np.arange(3) * 2 * np.pi / 3
+        points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        gram = points @ points.T
+        factors = marble._coefficients(gram, np.ones(3, dtype=bool))
+        worst = min(worst, float(factors @ gram @ factors))
+        assert np.isfinite(factors).all() and not marble._records[-1].cosine.any()
+    assert worst < 0
+
+
 def test_a_reward_that_applies_to_some_rows_has_the_mean_gradient_of_those() -> None:
     """Gradients are means over 5 rows; the second reward applies to 3 of them, so its own mean is 5 / 3 of that."""
     bank = PerRewardGradients(

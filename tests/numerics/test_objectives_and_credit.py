@@ -121,6 +121,9 @@ def test_reward_weights_are_a_softmax_of_mean_one_or_an_exponential() -> None:
     assert grown[2] == 0
     steep = reward_weights(scores, groups, "none", weights="exp", tau=0.01)[:, 0]
     assert float(steep[3]) == pytest.approx(math.exp(5.0))  # and not e^40
+    plain = reward_weights(scores, groups, weights="linear", tau=1.0)[:, 0]
+    torch.testing.assert_close(plain[[0, 1, 3]], known + 0.5)
+    assert plain[2] == 0
 
 
 # ---- GDRO

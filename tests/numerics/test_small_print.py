@@ -19,6 +19,7 @@ from diffrl.methods.d2align.direction import learn
 from diffrl.methods.dense import DenseSection
 from diffrl.methods.dense.credit import Dense
 from diffrl.methods.dgpo.objective import DGPO
+from diffrl.methods.dpo.objective import DPO
 from diffrl.methods.fdfo.objective import FDFO
 from diffrl.methods.marble import MarbleSection
 from diffrl.methods.marble.combiner import build_combiner
@@ -77,7 +78,18 @@ def test_what_groups_log_of_their_gates_and_clips() -> None:
     old = torch.tensor([[[0.5], [2.0]]])
     ratio = old + prdp.clip * torch.tensor([[[0.5], [2.0]]])  # one within the clip, one outside
     prdp._slopes(torch.stack([ratio, old]), a, torch.tensor([True]))
-    assert summaries(prdp.means.take())["prdp/clip_fraction"] == 0.5
+    logged = summaries(prdp.means.take())
+    # (mean log-ratios' difference - that of r / b)^2 for the one pair: plain 1.5 + 1.5 clip, held 1.5 + 0.5 clip
+    assert logged["prdp/clip_fraction"] == 0.5
+    assert logged["prdp/loss"] == pytest.approx((2 + 1.5 + 1.5 * prdp.clip) ** 2, rel=1e-6)
+
+
+def test_a_loser_that_is_turned_is_counted_once_for_each_pair_and_level() -> None:
+    """Two groups of a winner and a loser, two levels: the reference fits the winner better (d > 0) at one of four."""
+    dpo, a = DPO(flip=True, follow=1, b=2.0), torch.tensor([[1.0], [-1.0]]).expand(2, 2, 1)
+    d = torch.tensor([[[-1.0, 1.0], [0.5, 0.5]], [[-1.0, -1.0], [0.5, 0.5]]])
+    dpo._slopes(d[None], a, torch.tensor([True, True]))
+    assert summaries(dpo.means.take())["dpo/flipped"] == 0.25
 
 
 def test_prdp_has_slopes_for_each_column_of_advantages() -> None:
