@@ -69,14 +69,14 @@ def discard(stream: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def foreign(where: object) -> Iterator[None]:
+def foreign(where: object, wanted: str = "what diffrl writes there") -> Iterator[None]:
     """For files that other programs may have written: an error of its shape becomes a UserError that names `where`."""
     try:
         yield
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise UserError(f"{where}: not what diffrl writes there ({in_one_line(error, most=200)})") from error
+        raise UserError(f"{where}: not {wanted} ({in_one_line(error, most=200)})") from error
 
 
 def in_one_line(error: BaseException, most: int = 500, place: bool = False) -> str:

@@ -16,7 +16,8 @@ import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, pipelines
 from transformers import CLIPTokenizer
 
-from diffrl.errors import UserError, foreign, nearest
+from diffrl.errors import UserError, foreign, in_one_line, nearest
+from diffrl.files import damage_of
 from diffrl.single_file import split
 from diffrl.worlds import folder_of, worlds
 
@@ -27,7 +28,6 @@ UNUSED = re.compile(r"lm_head|visual|vision")  # of language models that only re
 WORDS = re.compile(r"vocab.*|tokenizer\.(json|model)|.*\.(model|tiktoken)")
 LIBRARIES = ("diffusers", "transformers")
 PLAIN = ("diffusion_pytorch_model", "model")  # diffusers' and transformers' names
-POINTER = b"version https://git-lfs"
 # diffusers passes it on whenever it reads a config of the hub: nothing that a user can change.
 warnings.filterwarnings("ignore", message="The `local_dir_use_symlinks` argument", category=UserWarning)
 
@@ -60,7 +60,7 @@ def _find(model: str) -> tuple[str, dict[str, Any]]:
     folder = folder_of(model)
     if folder.is_dir():
         try:
-            with foreign(folder / "model_index.json"):
+            with foreign(f"model: {folder / 'model_index.json'}", "diffusers' JSON"):
                 return str(folder), dict(json.loads((folder / "model_index.json").read_text()))
         except FileNotFoundError:
             raise UserError(f'model: folder "{folder}" has no model_index.json (diffusers\' format)') from None
@@ -108,11 +108,7 @@ def variants_of(folder: Path, index: Mapping[str, Any]) -> dict[str, str | None]
     for name, kind in parts_with_weights(index):
         files = {file.name: file for file in (folder / name).iterdir()}
         weights = [file for file in files if file.endswith(".safetensors") and file.startswith(PLAIN)]
-        for file in weights:
-            if _is_pointer(files[file]):
-                raise UserError(
-                    f"model: {files[file]} is a git-lfs pointer, not the weights; run git lfs pull in {folder}"
-                )
+        _check_whole(folder / name, weights)
         if not weights:
             from diffrl.policy.single import refuse_other_form
 
@@ -191,7 +187,7 @@ def config_of(source: str, part: str) -> dict[str, Any]:
     from diffrl.hub import pinned
 
     where, at = pinned(source)
-    with foreign(f"model: {part}/config.json"):
+    with foreign(f"model: {part}/config.json", "diffusers' JSON"):
         if Path(where).is_dir():
             return dict(json.loads((_part(Path(where), part) / "config.json").read_text()))
         return dict(AutoencoderKL.load_config(where, subfolder=part, **at))
@@ -222,7 +218,16 @@ def _variant(file: str) -> str | None:
     return middle[0].split("-")[0] if middle else None
 
 
-def _is_pointer(file: Path) -> bool:
-    if file.stat().st_size > 1024:
-        return False
-    return file.read_bytes().startswith(POINTER)
+def _check_whole(part: Path, weights: list[str]) -> None:
+    """UserError for a file of weights that is cut off or something else, or which an index names and is not there."""
+    for file in weights:
+        if damage := damage_of(part / file):
+            raise UserError(f"model: {part / file} {damage}")
+    for index in part.glob("*.safetensors.index*.json"):
+        try:
+            named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"model: {index} is no list of weights ({in_one_line(error)})") from None
+        missing = [file for file in named if not (part / file).is_file()]
+        if missing and (len(missing) < len(named) or not weights):
+            raise UserError(f"model: {part} lacks {len(missing)} of its {len(named)} files of weights: {missing[0]}")

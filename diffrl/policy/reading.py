@@ -34,7 +34,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from diffrl.errors import UserError, in_one_line
+from diffrl.errors import UserError, foreign, in_one_line
+from diffrl.files import damage_of
 from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
 from diffrl.policy import find_family, find_model
@@ -166,12 +167,17 @@ def emptied(network: nn.Module) -> nn.Module:
 def _opened(path: Path, denoiser: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors, and the fields of peft's LoraConfig that the file, or peft's adapter_config.json beside it, has."""
     try:
+        if damage := damage_of(path):
+            raise UserError(f"{path} {damage}")
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
             metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
         beside = path.with_name("adapter_config.json")
         if path.name == "adapter_model.safetensors" and beside.is_file():
-            metadata = {f"{denoiser}.{key}": value for key, value in json.loads(beside.read_text()).items()}
+            with foreign(beside, "peft's JSON"):
+                metadata = {f"{denoiser}.{key}": value for key, value in json.loads(beside.read_text()).items()}
+    except UserError:
+        raise
     except (OSError, SafetensorError, ValueError, RecursionError, AttributeError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({in_one_line(error)})") from error
     tensors = {key: value.float() if value.dtype in FLOAT8 else value for key, value in tensors.items()}

@@ -323,6 +323,14 @@ def test_metadata_that_change_what_the_matrices_mean(folder: Callable[[str], str
             assert read_lora(file, backbone).spec.scale == 1.0
 
 
+@pytest.mark.parametrize("text", ["<html></html>", "", "[1]"])
+def test_a_config_of_peft_s_that_is_none_is_named(folder: Callable[[str], str], tmp_path: Path, text: str) -> None:
+    save_file({"x.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"adapter_config.json: not peft's JSON \(\w+Error"):
+        read_lora(tmp_path, outline(folder("sd3")))
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"lora_alpha": 1e30}, {"alpha_pattern": {"to_k": 1e30}}, {"lora_alpha": float("nan")}, {"lora_alpha": -1e30}],

@@ -167,8 +167,60 @@ def test_what_cannot_be_read_is_said_in_one_line(z_image, tiny_model: Path, tmp_
         load_policy(f"{base}+{part}")
     pickle = tmp_path / "model.ckpt"
     pickle.write_bytes(b"")
-    with pytest.raises(UserError, match=r"is a pickle.*from_single_file"):
-        check_model(str(pickle))
+    for name in (str(pickle), f"{base}+{pickle}"):
+        with pytest.raises(UserError, match=r'^[^+]*model.ckpt" is a pickle.*from_single_file'):
+            check_model(name)
+
+
+def test_what_a_download_has_left_instead_of_weights_is_named(z_image, tmp_path: Path) -> None:
+    """As a model's part, as a model in one file, over a base, and as a LoRA: one line, before anything loads."""
+    model, base, tensors = z_image
+    good = tmp_path / "good.safetensors"
+    save_file(tensors, good)
+    whole = good.read_bytes()
+    part = Path(shutil.copytree(model, tmp_path / "model")) / "transformer/diffusion_pytorch_model.safetensors"
+    file = tmp_path / "x.safetensors"
+    for content, said in (
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a git-lfs pointer, not the weights"),
+        (b"\n<!DOCTYPE html><html>Sign in</html>", "is a web page, not weights"),
+        (b"PK\x03\x04 torch.save", "is a pickle under another name"),
+        (b"\x80\x02}q\x00.", "is a pickle under another name"),
+        (whole[:5], r"is cut off, or no safetensors file \(5 bytes\)"),
+        (whole[:50], r"is cut off, or no safetensors file \(50 bytes\)"),
+        (whole[:-1], f"is cut off: {len(whole) - 1:,} of its {len(whole):,} bytes"),
+        ((4).to_bytes(8, "little") + b"none", "has no readable header"),
+    ):
+        part.write_bytes(content), file.write_bytes(content)
+        for door in (str(part.parents[1]), str(file), f"{base}+{file}"):
+            with pytest.raises(UserError, match=rf'(x|_model).safetensors"? {said}') as caught:
+                load_policy(door)
+            assert len(str(caught.value).splitlines()) == 1
+        with pytest.raises(UserError, match=f"x.safetensors {said}"):
+            load_policy(str(model), start=file)
+
+
+def test_a_folder_that_lacks_a_file_of_its_weights_is_named(z_image, tmp_path: Path) -> None:
+    model, _, tensors = z_image
+    part = Path(shutil.copytree(model, tmp_path / "model")) / "transformer"
+    (part / "diffusion_pytorch_model.safetensors").unlink()
+    halves = {f"diffusion_pytorch_model-0000{n}-of-00002.safetensors": [*tensors][n - 1 :: 2] for n in (1, 2)}
+    for name, keys in halves.items():
+        save_file({key: tensors[key] for key in keys}, part / name)
+    index = part / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {key: n for n, keys in halves.items() for key in keys}}))
+    load_policy(str(tmp_path / "model"))
+    second = part / [*halves][1]
+    second.rename(tmp_path / "second")
+    with pytest.raises(UserError, match=r"transformer lacks 1 of its 2 files of weights: .*-00002-of-00002"):
+        load_policy(str(tmp_path / "model"))
+    (tmp_path / "second").rename(second)
+    index.write_text("<html></html>")
+    with pytest.raises(UserError, match=r"index.json is no list of weights \(JSONDecodeError"):
+        load_policy(str(tmp_path / "model"))
+    (tmp_path / "model" / "model_index.json").write_text("<html></html>")
+    with pytest.raises(UserError, match=r"model: .*model_index.json: not diffusers' JSON"):
+        load_policy(str(tmp_path / "model"))
 
 
 @pytest.mark.parametrize("named", [{"_class_name": ["pipeline", "Mine"]}, {"transformer": ["my_net", "Net"]}])
