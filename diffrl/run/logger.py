@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,4 +102,5 @@ class RunLogger:
 
     def images(self, epoch: int, paths: list[Path], texts: list[str]) -> None:
         if self.tracker is not None:
-            self.tracker.images(epoch, [Image.open(path) for path in paths], texts)
+            with contextlib.ExitStack() as files:  # else each evaluation leaves as many open
+                self.tracker.images(epoch, [files.enter_context(Image.open(path)) for path in paths], texts)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,16 @@ def test_environment_lists_every_start(tmp_path: Path, monkeypatch: pytest.Monke
         record_environment(tmp_path)
         assert json.loads((tmp_path / "environment.json").read_text())[-1]["command"] == "python"
     assert first["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+
+
+def test_pictures_that_trackers_are_shown_are_closed(tmp_path: Path) -> None:
+    from diffrl.run.logger import RunLogger
+
+    Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
+    logger, shown = RunLogger.__new__(RunLogger), []
+    logger.tracker = SimpleNamespace(images=lambda _, images, texts: shown.extend((one, one.size) for one in images))
+    logger.images(1, [tmp_path / "a.png"], ["a red square"])
+    assert [size for _, size in shown] == [(4, 4)] and all(picture.fp is None for picture, _ in shown)
 
 
 def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
