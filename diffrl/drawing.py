@@ -25,7 +25,7 @@ from diffrl.pictures import grid
 from diffrl.policy import Backbone, Policy, load_policy
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
-from diffrl.records.disk import replacing, write_text
+from diffrl.records.disk import replacing, write_json, write_text
 from diffrl.records.drawing import recorded
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image, slug
@@ -309,7 +309,7 @@ def evaluate(
         }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, json.dumps(result, indent=1) + "\n")
+        write_json(out, result)
     return result
 
 

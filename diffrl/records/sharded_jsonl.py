@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, foreign
-from diffrl.records.disk import write_text
+from diffrl.records.disk import write_json, write_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -46,7 +46,7 @@ class ShardedJsonl:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.file.exists():
             (self.folder / PARTS).mkdir(exist_ok=True)
-        write_text(job, json.dumps(wanted, indent=1) + "\n")
+        write_json(job, wanted)
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """The rows that are written, by their places; the end of a line that a kill cut off is none."""

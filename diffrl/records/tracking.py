@@ -21,7 +21,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from diffrl.errors import UserError
-from diffrl.records.disk import inside, replacing, write_text, writing
+from diffrl.records.disk import inside, replacing, write_json, write_text, writing
 from diffrl.records.progress import ProgressTable
 from diffrl.version import __version__
 
@@ -205,7 +205,7 @@ def record_environment(run_dir: str | Path, **facts: Any) -> None:
         **facts,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps([*starts, start], indent=1) + "\n")
+    write_json(path, [*starts, start])
 
 
 def _versions() -> dict[str, str]:

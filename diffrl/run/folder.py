@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.records import held_out, history, saving
-from diffrl.records.disk import check_writable, inside, write_text
+from diffrl.records.disk import check_writable, inside, write_json
 from diffrl.records.identity import Identity
 from diffrl.records.lock import FolderLock, holder
 from diffrl.records.tracking import drop_lines, read_metrics, record_environment, save_samples
@@ -98,7 +97,7 @@ class RunFolder:
             healthy = inside(self.path, "healthy")
             policy.save_lora(healthy, snapshot)
             measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
-            write_text(healthy / "evaluation.json", json.dumps(measured, indent=1) + "\n")
+            write_json(healthy / "evaluation.json", measured)
 
     def save_samples(
         self, epoch: int, images: Tensor, texts: list[str], seed: int, scores: list[dict[str, float]]
@@ -112,7 +111,7 @@ class RunFolder:
 
     def save_failure(self, error: Exception, details: Mapping[str, Any]) -> None:
         """What is known of a step after which training could not go on."""
-        write_text(self.path / "nonfinite.json", json.dumps({"error": str(error), **details}, indent=1) + "\n")
+        write_json(self.path / "nonfinite.json", {"error": str(error), **details})
 
     def lines(self) -> list[dict[str, Any]]:
         """The epochs of `metrics.jsonl`."""

@@ -21,7 +21,7 @@ from diffrl.hub import not_name
 from diffrl.lora_files import lora_file
 from diffrl.policy import Policy, find_model
 from diffrl.prompts import Prompt, load_prompts
-from diffrl.records.disk import check_writable, replacing, write_text
+from diffrl.records.disk import check_writable, replacing, write_json, write_text
 from diffrl.records.tracking import read_metrics
 from diffrl.report import read_run, warnings_of
 from diffrl.resources import file_of_run, owner_of
@@ -128,7 +128,7 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     )
     write_text(out / "README.md", render(facts, [prompt.text for prompt in shown]))
     results = {"rows": [asdict(row) for row in rows], "prompts": facts.prompts, "warnings": list(facts.warnings)}
-    write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
+    write_json(out / "results.json", results)
     return out
 
 

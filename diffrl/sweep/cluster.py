@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.records.disk import write_text
+from diffrl.records.disk import write_json
 from diffrl.run.interrupt import Interrupts
 from diffrl.sweep.jobs import Job, _ending, _print
 
@@ -65,7 +65,7 @@ def run_on_slurm(
     new = [job for job in jobs if job.name not in numbers]
     if new:
         numbers |= dict(zip((job.name for job in new), _submit(new, at_once, options, folder), strict=True))
-        write_text(known, json.dumps(numbers, indent=1) + "\n")
+        write_json(known, numbers)
         report(f"{len(new)} jobs of Slurm: {numbers[new[0].name].partition('_')[0]}")
     left, failed, total = list(jobs), list[Job](), len(jobs)
     with Interrupts() as interrupts:

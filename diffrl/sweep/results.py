@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from diffrl.records.disk import write_text
+from diffrl.records.disk import write_json
 from diffrl.report.groups import Difference, Group, Value, group, names_of
 from diffrl.report.tables import as_text
 from diffrl.sweep.plan import Member
@@ -31,7 +30,7 @@ def conclude(members: Sequence[Member], failed: Collection[str], command: str, o
     for row, member in zip(rows, members, strict=True):
         row["state"] = "done" if member in finished else "failed" if member.job.name in failed else "not finished"
     content = {"command": command, "diffrl_version": __version__, "runs": rows, "groups": [*map(_to_json, groups)]}
-    write_text(out / NAME, json.dumps(content, indent=1) + "\n")
+    write_json(out / NAME, content)
     left = len(members) - len(finished)
     head = f"{len(finished)} of {len(members)} runs are done" + (f", {left} are not" if left else "")
     if not finished:

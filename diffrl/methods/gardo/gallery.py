@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.objectives.advantages import ScoredBatch
 from diffrl.policy import Policy
-from diffrl.records.disk import write_text, writing
+from diffrl.records.disk import write_json, writing
 from diffrl.records.tracking import save_image
 from diffrl.rollout import Rollout
 from diffrl.run.build import Build
@@ -84,7 +83,7 @@ def save_uncertain(run_dir: str | Path, epoch: int, images: Tensor, rows: Sequen
         save_image(image, folder / name, {"prompt": str(row["prompt"])})
         entries.append({**row, "image": name})
     path = folder / f"epoch-{epoch:04d}.json"
-    write_text(path, json.dumps(entries, indent=1, allow_nan=False) + "\n")
+    write_json(path, entries, allow_nan=False)
     return path
 
 
