@@ -35,8 +35,8 @@ class TrainingError(RuntimeError):
 def check_process() -> None:
     """UserError for a process in which no command works: without docstrings, or in a folder that is gone."""
     if sys.flags.optimize > 1:
-        text = "Python takes out docstrings (-OO, PYTHONOPTIMIZE=2), without which transformers and peft do not start"
-        raise UserError(f"{text}: use -O or PYTHONOPTIMIZE=1, or neither")
+        text = "Python runs with -OO (or its variable is 2): without docstrings transformers and peft do not start"
+        raise UserError(f"{text}; use -O (1), or neither")
     try:
         os.getcwd()
     except OSError as error:
