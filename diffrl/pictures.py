@@ -27,6 +27,8 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     if image.mode.startswith("I"):  # 16 bits a channel, in an integer of 16 or 32
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
         return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
+    if image.mode == "F" and (values := np.asarray(image)).max() <= 1:  # from 0 to 1, of which PIL makes black
+        image = Image.fromarray((values.clip(0, 1) * 255).round().astype(np.uint8))
     if not image.has_transparency_data:
         return np.asarray(image.convert("RGB"))
     pixels = np.asarray(image.convert("RGBA")).astype(np.float32)

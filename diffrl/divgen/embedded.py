@@ -5,7 +5,7 @@ prompt: cameras and editors leave descriptions and comments, too. Formats, as th
 
     ComfyUI         `prompt`: JSON of nodes {id: {class_type, inputs}}, an input is a value or a link [id, output];
                     WebP: EXIF's Make, Model or ImageDescription "prompt:{...}";
-                    some nodes: UserComment {"prompt": {...}}
+                    some nodes: UserComment {"prompt": {...}}; Civitai: UserComment with the nodes themselves
     A1111, Forge,   `parameters`, or EXIF's UserComment: the prompt, "Negative prompt: ...", "Steps: 20, Seed: 1, ..."
     SD.Next
     Fooocus,        the same place, with JSON
@@ -33,7 +33,7 @@ _USER_COMMENT, _DETAILS = 0x9286, 0x8769  # EXIF's tags
 _EXIF = {0x010E: "description", 0x010F: "make", 0x0110: "camera", 0x0131: "Software"}
 _LORA = re.compile(r"\s*<(?:lora|lyco|hypernet):([^:>]+)(?::([^>]*))?>\s*,?")
 _STEPS = re.compile(r"^Steps: \d+", re.MULTILINE)
-_PAIR = re.compile(r'\s*([\w ./-]+):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
+_PAIR = re.compile(r'\s*([\w ./-]+):[^\S\n]*("(?:\\.|[^"\\])*"|[^,\n]*)(?:,|\n|$)')
 # A setting's name here -> its names elsewhere.
 SETTINGS = {
     "model": ("model", "Model", "model_name", "ckpt_name", "unet_name", "base_model", "model_weights"),
@@ -122,8 +122,11 @@ def _texts(image: Image.Image) -> dict[str, str]:
             texts.setdefault(name, text)
     comment = _decoded(exif.get_ifd(_DETAILS).get(_USER_COMMENT, "")) or _decoded(image.info.get("comment", ""))
     inside = _table(comment)
+    nodes = {key: value for key, value in inside.items() if isinstance(value, dict) and "class_type" in value}
     if isinstance(inside.get("prompt"), dict):  # ComfyUI's nodes for other kinds of files
         texts.setdefault("prompt", json.dumps(inside["prompt"]))
+    elif nodes:  # Civitai's, with words of its own beside them
+        texts.setdefault("prompt", json.dumps(nodes))
     elif "Comment" in inside or "Description" in inside:  # NovelAI's WebP
         texts |= {"Software": "NovelAI"} | {key: value for key, value in inside.items() if isinstance(value, str)}
     elif inside or _STEPS.search(comment):
@@ -132,16 +135,20 @@ def _texts(image: Image.Image) -> dict[str, str]:
 
 
 def _decoded(value: Any) -> str:
-    """EXIF's text: of UTF-16 in either order, UTF-8, or ASCII, with the eight bytes that name it or without."""
+    """EXIF's text: of UTF-16 in either order, UTF-8, or ASCII, with the eight bytes that name it or without, and with
+    the mark of their order or without."""
     if isinstance(value, str):
-        return value
+        return value.strip("\ufeff")
     if not isinstance(value, bytes):
         return ""
     name, body = value[:8].rstrip(b"\0 "), value[8:]
     if name == b"UNICODE":
         forms = [body.decode(order, errors="replace") for order in ("utf-16-be", "utf-16-le")]
-        return max(forms, key=lambda text: sum(letter < "\x80" for letter in text)).strip("\0")
-    return (body if name in (b"ASCII", b"JIS", b"") and len(value) > 8 else value).decode(errors="replace").strip("\0 ")
+        if b"\0" not in body and "\ufffd" not in (text := body.decode(errors="replace")):
+            forms.append(text)
+        return max(forms, key=lambda text: sum(letter < "\x80" for letter in text)).strip("\0\ufeff")
+    named = name in (b"ASCII", b"JIS", b"") and len(value) > 8
+    return (body if named else value).decode(errors="replace").strip("\0 \ufeff")
 
 
 def _table(text: str | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from diffrl.divgen.embedded import read_texts
+from diffrl.divgen.embedded import read_texts, told_by
 from diffrl.divgen.folders import Pictures, read_folder
 from diffrl.divgen.scoring import score_folder
 from diffrl.errors import UserError
@@ -227,6 +227,53 @@ def test_foreign_texts_are_no_prompts(texts: dict[str, str]) -> None:
 def test_tools_with_other_names(texts: dict[str, str], said: tuple[str, int, dict[str, Any]]) -> None:
     told = read_texts(texts)
     assert told is not None and (told.prompt, told.seed, told.settings) == said
+
+
+BOTH = f"{TEXTS[0]}\nNegative prompt: blur\nSteps: 20, CFG scale: 7, Seed: 7"
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        b"UNICODE\0" + BOTH.encode("utf-16"),
+        b"UNICODE\0\xfe\xff" + BOTH.encode("utf-16-be"),
+        b"UNICODE\0" + BOTH.encode(),
+        BOTH.encode("utf-8-sig"),
+    ],
+    ids=["little-endian, marked", "big-endian, marked", "UTF-8 under the other's name", "UTF-8, marked"],
+)
+@pytest.mark.parametrize("suffix", ["jpg", "webp"])
+def test_a_comment_in_any_coding_has_the_same_prompt(comment: bytes, suffix: str, tmp_path: Path) -> None:
+    """The mark of an order of bytes was a letter of the prompt, which then was another one than its neighbour's."""
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9286] = comment
+    Image.new("RGB", (8, 8)).save(tmp_path / f"a.{suffix}", exif=exif)
+    told = told_by(tmp_path / f"a.{suffix}")
+    assert told is not None
+    assert (told.prompt, told.seed, told.settings) == (TEXTS[0], 7, {"guidance_scale": "7", "steps": "20"})
+
+
+def test_lines_after_the_settings_are_not_the_last_ones_value() -> None:
+    told = read_texts({"parameters": f"{BOTH}\nTemplate: a {{red|blue}} cat\nNegative Template: blur"})
+    assert told is not None and (told.prompt, told.seed) == (TEXTS[0], 7)
+
+
+def test_civitai_s_pictures_of_comfyui_have_nodes_and_more_in_their_comment(tmp_path: Path) -> None:
+    nodes = {
+        "6": {"class_type": "smZ CLIPTextEncode", "inputs": {"text": TEXTS[0]}},
+        "7": {"class_type": "smZ CLIPTextEncode", "inputs": {"text": "blur"}},
+        "11": {
+            "class_type": "KSampler",
+            "inputs": {"seed": 7, "steps": 25, "positive": ["6", 0], "negative": ["7", 0]},
+        },
+        "13": {"class_type": "SaveImage", "inputs": {"images": ["11", 0]}},
+    }
+    more = {"extra": {"airs": []}, "extraMetadata": json.dumps({"prompt": TEXTS[0], "seed": 7})}
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9286] = b"UNICODE\0" + json.dumps(nodes | more).encode("utf-16-be")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg", exif=exif)
+    told = told_by(tmp_path / "a.jpg")
+    assert told is not None and (told.prompt, told.seed, told.settings) == (TEXTS[0], 7, {"steps": 25})
 
 
 def test_two_saved_pictures_of_one_graph_say_nothing_unless_they_agree() -> None:

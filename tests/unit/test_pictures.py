@@ -38,6 +38,12 @@ def test_sixteen_bits_are_not_white(tmp_path: Path) -> None:
     assert torch.equal((images[0, :, 0] * 255).round(), torch.tensor([[0.0, 10, 128, 255]] * 3))
 
 
+def test_numbers_from_0_to_1_are_not_black(tmp_path: Path) -> None:
+    for scale in (1, 255):  # as scientific libraries write floating-point TIFFs, of either range
+        values = np.array([[0, 0.2, 1]], dtype=np.float32) * scale
+        assert seen(Image.fromarray(values), tmp_path / "a.tif").tolist() == [[[v] * 3 for v in (0, 51, 255)]]
+
+
 def test_a_turned_photograph_stands_upright(tmp_path: Path) -> None:
     image = Image.new("RGB", (3, 2), "red")
     exif = Image.Exif()
