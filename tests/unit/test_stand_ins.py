@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import diffrl
 from diffrl.cli.main import main
@@ -48,7 +49,7 @@ def test_names_of_other_forms_are_looked_at(tmp_path: Path) -> None:
     for name in ("diffrl_zoo.clip:Clip", "diffrl_zoo.playground:Artefact"):
         with pytest.raises(UserError, match=r"playground.s own"):
             check_reward(OTHER, name, {})
-    (file := tmp_path / "net.safetensors").touch()
+    save_file({"weight": torch.zeros(1)}, file := tmp_path / "net.safetensors")
     check_reward(f"playground+{file}", "clip", {})
     with pytest.raises(UserError, match=r"playground.s own"):
         check_reward(f"{OTHER}+{file}", "clip", {})
