@@ -118,3 +118,28 @@ def test_help_with_a_closed_output_is_no_traceback() -> None:
     command = f"{sys.executable} -m diffrl --help >&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+def test_a_reward_that_lets_every_logger_speak_hears_its_own(tmp_path: Path) -> None:
+    """`logging.basicConfig(level=DEBUG)` in its file showed five lines for each picture that was written."""
+    (tmp_path / "mine.py").write_text(
+        "import logging\nlogging.basicConfig(level=logging.DEBUG)\n"
+        "def mine(images):\n    logging.debug('its own'); return images.mean((1, 2, 3))\n"
+    )
+    words = [
+        "sample",
+        "playground",
+        "--prompt",
+        "a red heart",
+        "--steps",
+        "1",
+        "--rewards",
+        "mine.py:mine",
+        "--out",
+        "o",
+    ]
+    command = [sys.executable, "-m", "diffrl", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("DEBUG:")]
+    assert done.returncode == 0 and "DEBUG:root:its own" in lines, done.stderr
+    assert not [line for line in lines if line.split(":")[1].partition(".")[0] in ("PIL", "matplotlib", "filelock")]
