@@ -39,6 +39,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARD = 5 * 10**9  # bytes, as transformers
 RECORD = "merged.json"  # what was merged; the mark of a folder that a later export may replace
 NETWORKS = ("transformer", "unet")
+OLDER = "-older"  # ends the name of an earlier export while the new one takes its place
 PREFIX = "text_model."
 WEIGHTS = re.compile(r".*\.(safetensors|bin|ckpt|pt|pth|msgpack|h5|onnx|gguf)(\.index(\.\w+)?\.json)?")
 Change = Callable[[str, Tensor], Tensor | None]
@@ -309,26 +310,31 @@ def _check_room(out: Path, size: int) -> None:
 @contextlib.contextmanager
 def _beside(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its place at the end, and is gone after an error; what a killed export has left
-    is removed first."""
+    is removed first, but for the earlier export, which is put back where it had been moved out of the way."""
     out = out.absolute()
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         for left in out.parent.glob(f".{out.name}.tmp-*"):
-            if not _alive(left.name.rpartition("-")[2]):
+            earlier = left.name.endswith(OLDER)
+            if not _alive(left.name.removesuffix(OLDER).rpartition("-")[2]):
+                if earlier and not out.exists():
+                    left.rename(out)
                 shutil.rmtree(left, ignore_errors=True)
         unfinished = out.parent / f".{out.name}.tmp-{os.getpid()}"
+        older = out.parent / f".{out.name}.tmp-{os.getpid()}{OLDER}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         try:
             yield unfinished
             if out.is_dir():  # an earlier export, or empty
-                older = out.parent / f".{out.name}.tmp-{os.getpid()}-older"
                 out.rename(older)
                 unfinished.rename(out)
                 shutil.rmtree(older, ignore_errors=True)
             else:
                 unfinished.rename(out)
         except BaseException:
+            if older.is_dir() and not out.exists():
+                older.rename(out)
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
 

@@ -297,6 +297,37 @@ def test_a_full_disk_or_a_kill_leaves_nothing_half_written(tiny_model: Path, tmp
     assert (tmp_path / "out" / merged.RECORD).read_text() != before and not [*tmp_path.glob(".out*")]
 
 
+def test_an_earlier_export_is_put_back_where_the_new_one_did_not_take_its_place(
+    tiny_model: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """It stands aside for a moment: a kill just then had left it to be removed by the next try, which might fail."""
+    name, out = lora(tiny_model, tmp_path / "one"), tmp_path / "out"
+    export_merged(str(tiny_model), out, loras=[(name, 1.0)])
+    before = (out / merged.RECORD).read_text()
+
+    def full(*words: object, **rest: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out.rename(tmp_path / ".out.tmp-999999999-older")  # as the kill has left it
+    with monkeypatch.context() as patch:
+        patch.setattr(merged, "save_file", full)
+        with pytest.raises(DiskError, match="No space left"):
+            export_merged(str(tiny_model), out, loras=[(name, 0.5)])
+    assert (out / merged.RECORD).read_text() == before and not [*tmp_path.glob(".out*")]
+    plain = Path.rename
+
+    def broken(self: Path, target: Path) -> Path:
+        if self.name == f".out.tmp-{os.getpid()}" and Path(target) == out:
+            raise KeyboardInterrupt
+        return plain(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", broken)
+        with pytest.raises(KeyboardInterrupt):
+            export_merged(str(tiny_model), out, loras=[(name, 0.5)])
+    assert (out / merged.RECORD).read_text() == before and not [*tmp_path.glob(".out*")]
+
+
 def test_what_does_not_fit_is_refused_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
     foreign = lora(tiny_sd(tmp_path / "sd"), tmp_path / "foreign")
     own = lora(tiny_model, tmp_path / "own")
