@@ -46,8 +46,9 @@ def find(model: str) -> tuple[str, dict[str, Any]]:
     from diffrl.policy.single import OF_FILE, base_of
 
     base, file = single
+    base = base or base_of(file)
     try:
-        source, index = find(base or (base := base_of(file)))
+        source, index = find(base)
     except UserError as error:
         if single[0]:
             raise

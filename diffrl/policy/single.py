@@ -7,6 +7,7 @@ comes from the base. GGUF's blocks become numbers when they are read: a LoRA is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.policy.files import PLAIN
 
 OF_FILE = "_file"  # the key of model_index.json's contents that has the file
+LORA = re.compile(r"\.lora[._](A|B|up|down)\.|_lora\.(up|down)\.|^lora_(unet|te)")
 AUTOENCODER = ("first_stage_model.", "vae.")
 SCALED = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".absmax", ".quant_state", ".qweight")
 
@@ -106,6 +108,10 @@ def _read(file: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
     except Exception as error:  # safetensors', gguf's
         raise UserError(f"model: {file}: not a readable file ({in_one_line(error)})") from error
     for key in tensors:
+        if LORA.search(key):
+            raise UserError(
+                f'model: "{file}" is a LoRA ({key}); name its model, and the LoRA with --lora or lora.start'
+            )
         if key.endswith(SCALED):
             raise UserError(
                 f"model: {file}: quantised weights with scales beside them ({key}) are not read; give full ones"

@@ -200,6 +200,19 @@ def test_what_a_download_has_left_instead_of_weights_is_named(z_image, tmp_path:
             load_policy(str(model), start=file)
 
 
+def test_a_lora_in_the_place_of_a_model_is_said_to_be_one(z_image, tmp_path: Path) -> None:
+    file, (model, _, _) = tmp_path / "x.safetensors", z_image
+    for key in (
+        "lora_unet_a_b.lora_down.weight",
+        "transformer.a.lora_A.weight",
+        "unet.a.processor.to_q_lora.up.weight",
+    ):
+        save_file({key: torch.zeros(2, 2)}, file)
+        for door in (str(file), f"{model}+{file}"):
+            with pytest.raises(UserError, match=r'^model: "\S+x.safetensors" is a LoRA \(.*; name its model, .*start$'):
+                load_policy(door)
+
+
 def test_a_folder_that_lacks_a_file_of_its_weights_is_named(z_image, tmp_path: Path) -> None:
     model, _, tensors = z_image
     part = Path(shutil.copytree(model, tmp_path / "model")) / "transformer"
