@@ -274,7 +274,7 @@ def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -
     ):
         load_policy(str(tmp_path))
     (tmp_path / "model_index.json").write_text("{")
-    with pytest.raises(UserError, match=r"model_index.json: not what diffrl writes there \(JSONDecodeError"):
+    with pytest.raises(UserError, match=r"model_index.json: not diffusers' JSON \(JSONDecodeError"):
         load_policy(str(tmp_path))
     with pytest.raises(UserError, match=r'optimise.precision: unknown "bf17" \(nearest: "bf16"\)'):
         load_policy(model, precision="bf17")
