@@ -50,5 +50,5 @@ def owner_of(place: Path) -> str:
     place = place.resolve()
     if holds_run(place):
         return "a run"
-    runs = (folder for folder in place.parents if (folder / "config.yaml").is_file())
+    runs = (folder for folder in place.parents if (folder / "config.yaml").is_file() and holds_run(folder))
     return "a LoRA" if any(place.relative_to(run).parts[0] in LORAS for run in runs) else ""

@@ -264,7 +264,8 @@ def test_comfyui_s_file_takes_the_place_of_nothing_that_is_read(
 
 def test_an_earlier_file_for_comfyui_is_replaced(tiny_model: Path, tmp_path: Path, capsys) -> None:
     words = ["export", str(tiny_model), "--lora", lora(tiny_model, tmp_path / "one")]
-    file = tmp_path / "out" / "mine.safetensors"
+    (tmp_path / "config.yaml").write_text("{}")  # a user's own, beside which no run has trained
+    file = tmp_path / "lora" / "mine.safetensors"
     assert main([*words, "--comfyui", str(file)]) == main([*words, "--comfyui", str(file)]) == 0
     assert "is there already and will be replaced" in capsys.readouterr().err
 
