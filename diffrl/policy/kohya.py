@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from diffrl.errors import UserError
 from diffrl.policy.comfyui import split
 
 ENCODER = re.compile(r"lora_te(\d?)_(text_model_)?encoder_layers_(\d+)_(self_attn|mlp)_(\w+)")
@@ -30,7 +31,7 @@ def encoders(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         encoder = "text_encoder" + (f"_{found[1]}" if found[1] not in ("", "1") else "")
         layer = f"{encoder}.text_model.encoder.layers.{found[3]}.{found[4]}.{found[5]}"
         if kind == "dora_scale":
-            kind, value = "lora_magnitude_vector", value.reshape(-1)
+            kind, value = "lora_magnitude_vector", magnitudes(key, value)
         renamed[f"{layer}.{kind}.weight"] = value
     return renamed
 
@@ -49,3 +50,10 @@ def folded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 value = torch.tensor(float(ranks[stem]))
         state[key] = value
     return state
+
+
+def magnitudes(key: str, value: Tensor) -> Tensor:
+    """A `dora_scale` as peft has its magnitudes, (out,); UserError for LyCORIS's norms over the outputs, (1, in)."""
+    if not value.ndim or value.numel() != len(value):
+        raise UserError(f"{key}: a DoRA whose magnitudes are of inputs, which peft has not")
+    return value.reshape(-1)

@@ -40,7 +40,7 @@ from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
 from diffrl.policy import find_family, find_model
 from diffrl.policy.comfyui import by_layers, split
-from diffrl.policy.kohya import encoders, folded
+from diffrl.policy.kohya import encoders, folded, magnitudes
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
 from diffrl.policy.places import check_magnitudes, check_numbers, check_places, check_start
 from diffrl.policy.text_cache import quiet
@@ -214,8 +214,7 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
         if kind == "alpha":  # the rank
             continue
         if kind in ("dora_scale", "lora_magnitude_vector"):
-            if kind == "dora_scale" and value.numel() != len(value):  # a norm over the outputs, which is LyCORIS's
-                raise UserError(f"{key}: a DoRA whose magnitudes are of inputs, which peft has not")
+            value = value if kind == "lora_magnitude_vector" else magnitudes(key, value)
             shape = (1, -1, 1, 1) if isinstance(network.get_submodule(layer), nn.Conv2d) else (-1,)
             state[f"{prefix}{layer}.lora_magnitude_vector.weight"] = value.reshape(shape)
         else:
@@ -241,14 +240,13 @@ def _converted(tensors: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
 def _check_converted(tensors: Mapping[str, Tensor], backbone: Any) -> None:
     """UserError if a matrix of the file is nowhere in what the converter gives, which drops what it does not know.
 
-    Each tensor is sent through as a number of its own, with alphas that scale nothing.
+    Each tensor is sent through as a number of its own, with the alphas, which scale nothing.
     """
     numbers = {key: number for number, key in enumerate(tensors, 1)}
-    ranks = {split(key)[0]: len(value) for key, value in tensors.items() if split(key)[1] == "lora_A"}
     marked: dict[str, Tensor] = {}
     for key, value in tensors.items():
-        number = float(ranks.get(split(key)[0], 1) if split(key)[1] == "alpha" else numbers[key])
-        marked[key] = torch.tensor(number).expand(value.shape)
+        alpha = split(key)[1] == "alpha"
+        marked[key] = value if alpha else torch.tensor(float(numbers[key])).expand(value.shape)
     found: set[float] = set()
     for value in _converted({key: value.clone() for key, value in marked.items()}, backbone).values():
         if isinstance(value, Tensor) and value.ndim > 1:

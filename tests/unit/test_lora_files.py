@@ -280,6 +280,7 @@ def test_what_is_no_lora_of_the_model_is_said(folder: Callable[[str], str], tmp_
     model = folder("flux")
     layer, pair = "transformer_blocks.0.attn.to_q", {"A": torch.ones(2, 32), "B": torch.ones(32, 2)}
     good = {f"transformer.{layer}.lora_{kind}.weight": value for kind, value in pair.items()}
+    encoder = "lora_te1_text_model_encoder_layers_0_self_attn_q_proj"
     other = {key.replace("to_q", "to_k"): value for key, value in good.items()}
     for tensors, message in (
         ({f"transformer.{layer}.lokr_w1": pair["A"]}, "LoKr"),
@@ -300,6 +301,8 @@ def test_what_is_no_lora_of_the_model_is_said(folder: Callable[[str], str], tmp_
         ({key: value.to(torch.int8) for key, value in good.items()}, "lora_A.weight is of int8, not of floating"),
         (good | {f"diffusion_model.{layer}.lora_down.weight": pair["A"] * 2}, "to_q has two lora_A, which differ"),
         (good | other | {f"transformer.{layer}.dora_scale": torch.ones(32, 1)}, "to_k has no magnitudes"),
+        (good | {f"transformer.{layer}.dora_scale": torch.ones(1, 32)}, "whose magnitudes are of inputs"),
+        (good | {f"{encoder}.dora_scale": torch.ones(1, 32)}, "whose magnitudes are of inputs"),
         ({}, "no layer of Flux"),
     ):
         kept = {key: value.clone().contiguous() for key, value in tensors.items()}
