@@ -41,8 +41,8 @@ def file_of_run(run: Path, name: str, what: str) -> Path:
 
 
 def holds_run(folder: Path) -> bool:
-    """Does it have what a run writes as it trains?"""
-    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+    """Does it have what a run writes as it trains, or is it a checkpoint?"""
+    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints", "manifest.json"))
 
 
 def owner_of(place: Path) -> str:

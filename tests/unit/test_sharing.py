@@ -204,12 +204,13 @@ def test_a_run_whose_objects_are_gone_is_published_from_its_own_evaluations(run,
     assert "nothing is measured anew" in caplog.text or "nothing is measured anew" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["", "lora", "healthy", "checkpoints/step-000001", "other"])
+@pytest.mark.parametrize("place", ["", "lora", "healthy", "checkpoints/step-000001", "other", "kept"])
 def test_nothing_of_a_run_is_written_over(run: diffrl.Run, tmp_path: Path, place: str) -> None:
     """A run's config.yaml would get another run_dir, and a LoRA another one's weights."""
     copy, out = tmp_path / "copy", tmp_path / "copy" / place
     shutil.copytree(run.folder, copy)
     shutil.copytree(copy / "lora", copy / "other")
+    shutil.copytree(next((copy / "checkpoints").iterdir()), copy / "kept")
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=rf'^--out: "{out}" is a (run|LoRA)\'s own folder; name another'):
         publish(copy, out, lora=copy / "other" if place == "other" else None, prompts=0)
