@@ -28,9 +28,8 @@ TASKS = {
 def as_launched() -> Iterator[None]:
     """Around the start of accelerate: a UserError for what the environment asks of it and it has not."""
     check_launched()
-    counts = {
-        name: os.environ.pop(name) for name in TASKS if name in os.environ
-    }  # accelerate would count them on a CPU
+    # On a CPU accelerate would count them as processes of this training.
+    counts = {name: os.environ.pop(name) for name in TASKS if name in os.environ}
     try:
         yield
     except (ImportError, ValueError) as error:

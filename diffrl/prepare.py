@@ -37,10 +37,11 @@ def prepare(
     `outside`: what messages call the place of overrides and values.
     """
     changes = dict(values or {})
-    if rewards is not None or watch is not None:
-        from diffrl.handed_over import entries
+    for name, given in (("rewards", rewards), ("watch", watch)):
+        if given is not None:
+            from diffrl.handed_over import entries
 
-        changes |= {n: entries(given, n) for n, given in (("rewards", rewards), ("watch", watch)) if given is not None}
+            changes[name] = entries(given, name)
     if str(resume) == "auto" and config is None:
         raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
     stored: Path | None = None
