@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.rewards.learning import Learner, Reduce
-from diffrl.rewards.protocol import Card
 from diffrl.seeds import generator
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.references import LearnsFromReferences, References, stacks
 from diffrl_zoo.vision import Looker
 
@@ -55,16 +55,7 @@ class Adversarial(Looker, LearnsFromReferences):
     """
 
     name = "adversarial"
-    card = Card(
-        measures="likeness to reference pictures, by a discriminator that is trained against the policy; the yardstick "
-        "moves, NAME_first keeps the first",
-        range=(float("-inf"), float("inf")),
-        citation="Adv-GRPO (arXiv:2511.20256)",
-        weights="the head: none, it learns in the run; playground: shipped encoder; facebook/dinov2-base (350 MB)",
-        licence="that of the encoder (DINOv2: Apache-2.0)",
-        cost="an encoder's forward of each image, and of a reference for each training image",
-        exploits="what the encoder does not see; with few references the head learns them by heart",
-    )
+    card = card_of(name)
 
     references: str = "playground"
     share: float = 0.7
@@ -160,15 +151,7 @@ class Similarity(Looker):
 
     name = "similarity"
     differentiable = True
-    card = Card(
-        measures="cosine between the image's embedding and the nearest reference picture's",
-        range=(-1.0, 1.0),
-        citation="Adv-GRPO (arXiv:2511.20256), its form for rewards by rule",
-        weights="playground: shipped (5 MB); any encoder of open_clip or transformers",
-        licence="that of the encoder",
-        cost="an encoder's forward of each image, and once of each reference",
-        exploits="copies of a reference",
-    )
+    card = card_of(name)
 
     references: str = "playground"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.rewards.learning import Learner
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.learning_preference import Inputs, LearningPreference
 
 
@@ -45,17 +45,7 @@ class AdversarialPreference(LearningPreference):
     """
 
     name = "adversarial_preference"
-    card = Card(
-        measures="what a preference model prefers, corrected while the policy's images score above reference pictures; "
-        "the yardstick moves, NAME_first keeps the first",
-        range=(float("-inf"), float("inf")),
-        citation="Adv-GRPO (arXiv:2511.20256), its form for preference models",
-        weights="those of the preference model, in fp32; the layers that learn four times more",
-        licence="that of the preference model and of the references",
-        cost="a forward of each image and of a reference, two more of the last layers for each step; main memory for "
-        "the tokens of an epoch's images and references (ViT-H/14: 1.3 MB each)",
-        exploits="what the model likes too much where the references have it, too",
-    )
+    card = card_of(name)
 
     def __init__(
         self,

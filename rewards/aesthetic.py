@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
 from diffrl_zoo.loading import hub_file
 from diffrl_zoo.vision import VisionModel, shared_vision
@@ -46,17 +46,7 @@ class Aesthetic:
 
     name = "aesthetic"
     differentiable = True
-    card = Card(
-        measures="predicted rating of the picture, without regard to the prompt (trained on ratings from 1 to 10)",
-        range=(float("-inf"), float("inf")),
-        citation="LAION aesthetic predictor v2 (Schuhmann 2022); v2.5 (discus0434 2024, "
-        "github.com/discus0434/aesthetic-predictor-v2-5); playground: scripts/playground/taste.py",
-        weights="playground: shipped (30 kB, on its CLIP); v2: 4 MB, on OpenAI's ViT-L/14 (1.7 GB); v2.5: 5 MB, on "
-        "SigLIP so400m (1.7 GB)",
-        licence="playground: Apache-2.0; v2: Apache-2.0; v2.5: AGPL-3.0; OpenAI's CLIP: MIT; SigLIP: Apache-2.0",
-        cost="that of its CLIP, shared with the reward clip of the same weights; v2.5: 0.9 GB in fp16",
-        exploits="one glossy style for every prompt; the prompt's content is lost; adversarial texture",
-    )
+    card = card_of(name)
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.references import References
 from diffrl_zoo.vision import Looker
 
@@ -138,15 +138,7 @@ class Vendi(_OfBatch):
     """
 
     name = "vendi"
-    card = Card(
-        measures="what the image adds to the Vendi score (the effective number of different images) of the whole batch",
-        range=(float("-inf"), float("inf")),
-        citation="DRAGON (arXiv:2504.15217); Vendi score (Friedman and Dieng 2022, arXiv:2210.02410)",
-        weights="those of the features: the shipped CLIP (5 MB), any open_clip model, DINOv2 (0.3 GB), ...",
-        licence="that of the features (DINOv2: Apache-2.0)",
-        cost="an encoder's forward of each image, and an eigenproblem of its width",
-        exploits="noise and failed images are different, too: add a reward for the content",
-    )
+    card = card_of(name)
 
     def _gains(self, rows: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
         return vendi_gains(rows, wanted)
@@ -162,16 +154,7 @@ class Frechet(_OfBatch):
     """
 
     name = "frechet"
-    card = Card(
-        measures="how much nearer the image brings the batch to the exemplars, by the Frechet distance of Gaussians "
-        "fitted to embeddings",
-        range=(float("-inf"), float("inf")),
-        citation="DRAGON (arXiv:2504.15217); Frechet distance (Heusel et al. 2017, arXiv:1706.08500)",
-        weights="those of the features: the shipped CLIP (5 MB), any open_clip model, DINOv2 (0.3 GB), ...",
-        licence="that of the features (DINOv2: Apache-2.0)",
-        cost="an encoder's forward of each image, and an eigenproblem of its width; once a forward of each exemplar",
-        exploits="two moments of an embedding say little of an image: it need not show what its prompt asks for",
-    )
+    card = card_of(name)
 
     exemplars: str = "playground"
     count: int = 2048

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
 from diffrl_zoo.imagereward import PIXEL_MEAN, PIXEL_STD
 from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, pick_device
@@ -50,15 +51,7 @@ class BlipVqa:
     """
 
     name = "blip_vqa"
-    card = Card(
-        measures="whether every noun phrase of the prompt is there with its attributes, by BLIP's yes to each",
-        range=(0.0, 1.0),
-        citation="T2I-CompBench (Huang et al. 2023, arXiv:2307.06350); BLIP (Li et al. 2022, arXiv:2201.12086)",
-        weights=MODEL,
-        licence="BSD-3-Clause; spaCy and en_core_web_sm, which find the phrases: MIT",
-        cost="BLIP with ViT-B/16 at 480 px, its text encoder and decoder once for every noun phrase",
-        exploits="one thing that has every attribute; counts, places and quality are ignored",
-    )
+    card = card_of(name, model=MODEL)
 
     def __init__(
         self, model: str = MODEL, device: str | None = None, batch_size: int = 16, precision: str = "fp32"

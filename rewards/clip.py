@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from diffrl.errors import UserError, nearest
 from diffrl.hub import pinned
 from diffrl.resources import shipped
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.loading import PRECISIONS, cannot_load, channels, dtype_of, pick_device
 
 RESIZE_MODES = ("shortest", "squash", "longest", "hps")
@@ -372,15 +372,7 @@ class Clip(CosineReward):
     """
 
     name = "clip"
-    card = Card(
-        measures="cosine of image and prompt in CLIP's space; with scale: true times 100 (as papers report it)",
-        range=(-1.0, 1.0),
-        citation="CLIPScore (Hessel et al. 2021, arXiv:2104.08718); Radford et al. 2021, arXiv:2103.00020",
-        weights="playground: shipped (5 MB); any open_clip model, for example ViT-H-14, laion2b_s32b_b79k (4 GB)",
-        licence="playground: Apache-2.0; others: that of the weights (OpenAI and LAION: MIT)",
-        cost="playground: some hundred images a second and CPU core; ViT-H-14: 2 GB in fp16",
-        exploits="words drawn into the image, textures and adversarial noise; blind to counts and relations",
-    )
+    card = card_of(name)
 
     def __init__(
         self,

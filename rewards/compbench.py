@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import RewardError
 from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.blip_vqa import PARSER, language
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import clip_bytes, fit, shared_clip
 from diffrl_zoo.geneval import Detection, Detector
 from diffrl_zoo.inputs import check_choice, to_bytes
@@ -131,18 +132,7 @@ class CompBench:
     """
 
     name = "compbench"
-    card = Card(
-        measures="positions in the plane (mode: spatial) or in depth, counts (numeracy) or actions (CLIP without the "
-        "adjectives), by T2I-CompBench++'s rules; the detector is another one, so compare no score with the paper's",
-        range=(0.0, 1.0),
-        citation="T2I-CompBench++ (Huang et al. 2025, TPAMI, arXiv:2307.06350); OWLv2 (arXiv:2306.09683); DPT "
-        "(arXiv:2103.13413)",
-        weights=f"{DETECTOR} (0.6 GB); depth: and {DEPTH} (0.5 GB); action: OpenAI's CLIP ViT-B/32 alone (0.6 GB)",
-        licence="OWLv2, DPT-Hybrid: Apache-2.0; OpenAI's CLIP, spaCy and en_core_web_sm: MIT",
-        cost="a forward of OWLv2 (ViT-B/16 at 960 px) for every image; depth: and one of DPT-Hybrid at 480 px",
-        exploits="things that only the detector sees; quality is ignored; mode depth reads depth with x and y "
-        "exchanged, as its script does: for the benchmark, not for training",
-    )
+    card = card_of(name, detector=DETECTOR, depth=DEPTH)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from typing import Any
 
 from diffrl.methods.d2align.corrected import Corrected, load_direction
 from diffrl.rewards.footprint import footprint
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.loading import inner
 
 
@@ -19,15 +19,7 @@ class D2(Corrected):
     """
 
     name = "d2"
-    card = Card(
-        measures="an embedding reward, its text embedding corrected by a learned direction",
-        range=(float("-inf"), float("inf")),
-        citation="D2-Align (arXiv:2512.24146)",
-        weights="those of the reward, and the direction (some kB)",
-        licence="that of the reward",
-        cost="that of the reward",
-        exploits="those of the reward beside the direction; the correction is fixed while the generator moves",
-    )
+    card = card_of(name)
 
     def __init__(
         self, reward: str, direction: str, omega: float | None = None, device: str | None = None, **arguments: Any

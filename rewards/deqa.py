@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
 from diffrl_zoo.vision import SquareInput, complete
 
@@ -30,16 +30,7 @@ class DeQA:
 
     name = "deqa"
     differentiable = True
-    card = Card(
-        measures="technical quality of the picture (noise, blur, artefacts), without regard to the prompt: expected "
-        "level of five words",
-        range=(1.0, 5.0),
-        citation="DeQA-Score (You et al. 2025, arXiv:2501.11561); mPLUG-Owl2 (Ye et al. 2023, arXiv:2311.04257)",
-        weights=f"{MODEL} (16 GB); its tokenizer needs the package sentencepiece",
-        licence="that of its hub page (its code: Apache-2.0; LLaMA-2's terms)",
-        cost="mPLUG-Owl2, 8.2 B parameters at 448 px: 16 GB in fp16",
-        exploits="flat, sharp pictures of one thing; the prompt's content is ignored",
-    )
+    card = card_of(name, model=MODEL)
 
     def __init__(
         self, model: str = MODEL, device: str | None = None, batch_size: int = 16, precision: str = "fp16"

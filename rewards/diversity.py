@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vision import Looker
 
@@ -53,16 +54,7 @@ class Diversity(Looker):
 
     name = "diversity"
     groupwise = True
-    card = Card(
-        measures="how far the image is from the others of its prompt's group: distance to the nearest (mode: nearest), "
-        "or what it adds to the Vendi score (mode: vendi)",
-        range=(float("-inf"), float("inf")),
-        citation="Vendi score (Friedman and Dieng 2022, arXiv:2210.02410)",
-        weights="those of the features: the shipped CLIP (5 MB), any open_clip model, DINOv2 (0.3 GB), ...",
-        licence="that of the features (DINOv2: Apache-2.0)",
-        cost="that of the features, and some n^4 operations on a group of n for mode: vendi",
-        exploits="noise and failed images are diverse, too: gate it by a reward for the content",
-    )
+    card = card_of(name)
 
     mode: str = "nearest"
     batch_size: int = 32

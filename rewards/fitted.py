@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diffrl.reward_tools.head import load_head
 from diffrl.rewards.footprint import footprint
-from diffrl.rewards.protocol import Card, Embedder, ability
+from diffrl.rewards.protocol import Embedder, ability
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.loading import inner
 
 
@@ -24,15 +25,7 @@ class Fitted:
 
     name = "fitted"
     differentiable = True
-    card = Card(
-        measures="what the preferences that it was fitted on prefer: Bradley-Terry scores of image and prompt",
-        range=(float("-inf"), float("inf")),
-        citation="Bradley and Terry 1952; ties: SoliReward (arXiv:2512.22170)",
-        weights="yours (some kB), on those of the reward that embeds",
-        licence="that of the reward that embeds, and of the preferences",
-        cost="that of the reward that embeds",
-        exploits="what its few raters share, and what the embeddings do not see; right only near what was compared",
-    )
+    card = card_of(name)
 
     def __init__(self, head: str, device: str | None = None, batch_size: int = 64) -> None:
         self.head = load_head(head)

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from diffrl.errors import UserError
 from diffrl.pictures import SUFFIXES
 from diffrl.records.disk import replacing
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.vision import shared_encoder
 
 SETTINGS, HEAD = "flawless.json", "head.safetensors"
@@ -61,15 +61,7 @@ class Flawless:
 
     name = "flawless"
     differentiable = True
-    card = Card(
-        measures="probability that the image is free of the flaws of which its user gave examples",
-        range=(0.0, 1.0),
-        citation="after Hong et al. 2026 (arXiv:2601.03468)",
-        weights="trained by its user; those of the encoder: the shipped CLIP (5 MB), any open_clip model, DINOv2, ...",
-        licence="that of the encoder and of the examples",
-        cost="five forwards of the encoder an image",
-        exploits="flaws of another kind than the examples: train it again with new ones when the images show them",
-    )
+    card = card_of(name)
 
     def __init__(
         self, model: str, logit: bool = False, device: str | None = None, batch_size: int = 32, precision: str = "fp32"

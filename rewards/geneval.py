@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from diffrl.errors import nearest
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
 from diffrl_zoo.geneval_rules import (
     COLORS,
@@ -177,19 +178,7 @@ class GenEval:
     """
 
     name = "geneval"
-    card = Card(
-        measures="objects, counts, colours and positions that the prompt asks for, found by a detector: all right "
-        "(mode: correct), or the share that is right (mode: partial; mode: flow_grpo is that of Flow-GRPO's server, "
-        "which goes below 0 for too many objects and gives a wrong position 3/4: partial holds at 0 and gives 2/3)",
-        range=(0.0, 1.0),
-        citation="GenEval (Ghosh et al. 2023, arXiv:2310.11513); partial, flow_grpo: Flow-GRPO (arXiv:2505.05470) and "
-        "github.com/yifan123/reward-server",
-        weights=f"{DETECTOR} (0.3 GB); OpenAI's CLIP ViT-L/14 (1.7 GB)",
-        licence="Mask2Former: that of its hub page (its code: MIT); OpenAI's CLIP: MIT",
-        cost="Mask2Former with Swin-S (69 M parameters) at 800 px, and a forward of CLIP for every object whose "
-        "colour is asked for; meant for a GPU",
-        exploits="objects that only the detector sees; pasted, isolated objects on plain ground; quality is ignored",
-    )
+    card = card_of(name, detector=DETECTOR)
 
     detector: str = DETECTOR
     clip: str = "ViT-L-14-quickgelu"

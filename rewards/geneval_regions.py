@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards.mapped import known_means
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.geneval import DETECTOR, GenEval
 from diffrl_zoo.geneval_rules import Colours, Detection, Objects, partial_credit, placed
 
@@ -28,16 +28,7 @@ class GenEvalRegions(GenEval):
 
     name = "geneval_regions"
     maps = (32, 32)
-    card = Card(
-        measures="objects that the prompt asks for, by the places where a detector finds them: 1 on right ones, -1 on "
-        "those of another colour and those too many",
-        range=(-1.0, 1.0),
-        citation="after GenEval (arXiv:2310.11513) and SRUM (arXiv:2510.12784)",
-        weights=f"{DETECTOR} (0.3 GB); OpenAI's CLIP ViT-L/14 (1.7 GB)",
-        licence="as `geneval`",
-        cost="as `geneval`",
-        exploits="its mean counts pixels: a large right object hides a small wrong one; as `geneval`",
-    )
+    card = card_of(name, detector=DETECTOR)
 
     whole: bool = False
     mode: str = field(default="correct", init=False)

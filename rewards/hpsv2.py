@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import Clip
 from diffrl_zoo.loading import weights_file
 
@@ -18,15 +18,7 @@ class HPSv2(Clip):
     """
 
     name = "hpsv2"
-    card = Card(
-        measures="human preference for the image given the prompt: cosine in HPS-v2.1's space",
-        range=(-1.0, 1.0),
-        citation="HPS v2 (Wu et al. 2023, arXiv:2306.09341)",
-        weights="xswu/HPSv2, HPS_v2.1_compressed.pt (2 GB)",
-        licence="Apache-2.0",
-        cost="a ViT-H/14: 2 GB in fp16",
-        exploits="one glossy, saturated style for every prompt, at the cost of diversity (arXiv:2512.24146)",
-    )
+    card = card_of(name)
 
     def __init__(
         self,

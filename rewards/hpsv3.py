@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card
 from diffrl_zoo.aesthetic import linear_chain
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
 from diffrl_zoo.loading import cannot_load, channels, dtype_of, pick_device, transformers_bytes, weights_file
 from diffrl_zoo.vision import complete
@@ -46,17 +46,7 @@ class HPSv3:
 
     name = "hpsv3"
     differentiable = True
-    card = Card(
-        measures="human preference for the image given the prompt (HPSv3++: quality alone is asked for), about 0 to 15",
-        range=(float("-inf"), float("inf")),
-        citation="HPSv3 (Ma et al. 2025, arXiv:2508.03789); HPSv3++ (Liu et al. 2026, arXiv:2606.14657)",
-        weights="MizzenAI/HPSv3, HPSv3.safetensors (16 GB); HPSv3++: Junjun2333/HPSv3-PlusPlus, hpsv3++.pth (17.6 GB); "
-        "the instruction: pip install --no-deps hpsv3, or HPSv3++'s repository",
-        licence="HPSv3: MIT; HPSv3++: Apache-2.0; Qwen2-VL, Qwen3-VL: Apache-2.0",
-        cost="Qwen2-VL 7B at 256 image tokens: 16 GB in bf16",
-        exploits="made for rankings: its scale drifts between kinds of pictures; HPSv3++'s original guesses one "
-        "capability for a whole batch, here it is each image's own",
-    )
+    card = card_of(name)
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card
 from diffrl_zoo.aesthetic import linear_chain
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
 from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, pick_device
 
@@ -53,15 +53,7 @@ class ImageReward:
 
     name = "imagereward"
     differentiable = True
-    card = Card(
-        measures="human preference for the image given the prompt (alignment, fidelity), about -2.3 to 2",
-        range=(float("-inf"), float("inf")),
-        citation="ImageReward (Xu et al. 2023, arXiv:2304.05977)",
-        weights=f"{MODEL}, {FILE} (1.8 GB); BERT's tokenizer ({TOKENIZER})",
-        licence="Apache-2.0 (BLIP: BSD-3-Clause)",
-        cost="BLIP with ViT-L/16 at 224 px, 0.45 B parameters: 1.8 GB in fp32, 0.9 GB in fp16",
-        exploits="saturated, busy pictures; blind to counts, to small flaws, and to prompts beyond 35 tokens",
-    )
+    card = card_of(name, model=MODEL, file=FILE, tokenizer=TOKENIZER)
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice, to_pictures
 
 RANGES = {"compressibility": (float("-inf"), 0.0), "incompressibility": (0.0, float("inf"))}
@@ -24,16 +24,7 @@ class Jpeg:
     """
 
     name = "jpeg"
-    card = Card(
-        measures="size of the image as a JPEG file in kB, negative for mode: compressibility (which Flow-GRPO "
-        "divides by 500)",
-        range=(float("-inf"), float("inf")),
-        citation="DDPO (Black et al. 2023, arXiv:2305.13301)",
-        weights="none",
-        licence="Apache-2.0",
-        cost="CPU; about 90 images of 512 x 512 a second and core",
-        exploits="it is nothing but exploits: flat images one way, noise the other; for tests of a set-up",
-    )
+    card = card_of(name)
 
     def __init__(self, mode: str = "compressibility", quality: int = 95) -> None:
         check_choice("mode", mode, RANGES, "jpeg")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import to_pictures
 from diffrl_zoo.loading import pick_device
 from diffrl_zoo.vlm.parse import questions_of
@@ -26,15 +27,7 @@ class Mplug:
     """
 
     name = "mplug"
-    card = Card(
-        measures="share of the prompt's questions that mPLUG answers right, in one word",
-        range=(0.0, 1.0),
-        citation="DPG-Bench (Hu et al. 2024, arXiv:2403.05135); mPLUG (Li et al. 2022, arXiv:2205.12005)",
-        weights=f"ModelScope's {MODEL}, by its package: {INSTALL}",
-        licence="that of its page on ModelScope (its code: Apache-2.0)",
-        cost="mPLUG-large, one image and one question at a time",
-        exploits="a small model of 2022 that says yes to what is likely; counts and places are overlooked",
-    )
+    card = card_of(name, model=MODEL, install=INSTALL)
 
     def __init__(self, model: str = MODEL, device: str | None = None) -> None:
         try:

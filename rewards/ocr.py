@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice, to_bytes
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.question import Question
@@ -148,17 +148,7 @@ class Ocr(Judge):
     """
 
     name = "ocr"
-    card = Card(
-        measures="letters of the quoted text that are read right: max(1 - edit distance / length, 0); case and spaces "
-        "do not count; several quoted texts are joined by a space, or each is looked for (targets: each)",
-        range=(0.0, 1.0),
-        citation="Flow-GRPO (Liu et al. 2025, arXiv:2505.05470); RapidOCR with PP-OCR models (PaddleOCR)",
-        weights="PP-OCR small, in RapidOCR's wheel (31 MB); nothing is downloaded; engine: vlm: as in vlm",
-        licence="Apache-2.0",
-        cost="CPU; images a second and core: 50 of 64 x 64 without detection; with it 4 of 256 x 256, 1.8 of 512 x 512 "
-        "(assets/results/ocr_speed.json); engine: vlm: one request an image",
-        exploits="large plain letters over everything; the rest of the prompt and the picture's quality are ignored",
-    )
+    card = card_of(name)
 
     detect: bool | None = None
     resize: int | None = None

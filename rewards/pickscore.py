@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import CosineReward, PairEncoder
 from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
 from diffrl_zoo.vision import read_processor
@@ -54,16 +54,7 @@ class PickScore(CosineReward):
     """
 
     name = "pickscore"
-    card = Card(
-        measures="human preference for the image given the prompt: cosine in PickScore's space, times 100 "
-        "(Flow-GRPO and its followers report this / 26)",
-        range=(-100.0, 100.0),
-        citation="Pick-a-Pic (Kirstain et al. 2023, arXiv:2305.01569)",
-        weights=f"{MODEL} (4 GB)",
-        licence="MIT",
-        cost="a ViT-H/14: 2 GB in fp16",
-        exploits="one glossy style for every prompt, at the cost of diversity (arXiv:2512.24146)",
-    )
+    card = card_of(name, model=MODEL)
 
     footprint = footprint_of({MODEL: PARAMETERS}, "AutoModel")
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.mapped import known_means
-from diffrl.rewards.protocol import Card
 from diffrl_playground.grammar import facts as facts_of
 from diffrl_playground.grammar import kind_of, parse, understood
 from diffrl_playground.sight import to_pixels
 from diffrl_playground.variety import FIGURES
 from diffrl_playground.verifier import Verdict, glance, verify
+from diffrl_zoo.cards import card_of
 
 MODES = ("reward", "strict", "all_right")
 KINDS = (
@@ -65,15 +65,7 @@ class Playground:
     name = "playground"
     figures = FIGURES
     breakdown = BY_KIND
-    card = Card(
-        measures="facts of the prompt (shape, colour, count, relation, background, style, tone, head), from the pixels",
-        range=(0.0, 1.0),
-        citation="diffrl's playground; scored as in GenEval (Ghosh et al. 2023, arXiv:2310.11513)",
-        weights="none",
-        licence="Apache-2.0",
-        cost="CPU; some hundred 64 x 64 images a second and core",
-        exploits="none known on the world's images; it does not see artefacts that leave the facts readable",
-    )
+    card = card_of(name)
 
     def __init__(self, mode: str = "reward", facts: Sequence[str] | None = None) -> None:
         if mode not in MODES:
@@ -124,15 +116,7 @@ class PlaygroundFacts:
 
     name = "playground_facts"
     columns = BY_KIND.names
-    card = Card(
-        measures="facts of the prompt that are right, a column for each kind (shape, color, count, relation ...)",
-        range=(0.0, 1.0),
-        citation="diffrl's playground",
-        weights="none",
-        licence="Apache-2.0",
-        cost="CPU; as `playground`, once for all columns",
-        exploits="as `playground`",
-    )
+    card = card_of(name)
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """True for prompts of the world."""
@@ -153,15 +137,7 @@ class PlaygroundRegions:
 
     name = "playground_regions"
     maps = (8, 8)
-    card = Card(
-        measures="facts of the prompt that hold, by the places of the things that they are said of",
-        range=(-1.0, 1.0),
-        citation="diffrl's playground",
-        weights="none",
-        licence="Apache-2.0",
-        cost="CPU; as `playground`",
-        exploits="its mean counts pixels: a large right thing hides a small wrong one",
-    )
+    card = card_of(name)
 
     def __init__(self, whole: bool = False) -> None:
         self.whole = whole
@@ -190,16 +166,7 @@ class Artefact:
     """Distance of an image's patches from the patches of rendered images: 0 for what the world could contain."""
 
     name = "artefact"
-    card = Card(
-        measures="distance of the image's 8 x 8 patches from the nearest patches of the world's true images",
-        range=(0.0, float("inf")),
-        better="lower",
-        citation="diffrl's playground",
-        weights="none (a seeded bank of rendered patches)",
-        licence="Apache-2.0",
-        cost="CPU",
-        exploits="flat images are free of artefacts: watch it beside the verifier, do not optimise it alone",
-    )
+    card = card_of(name)
 
     def __init__(self) -> None:
         from diffrl_playground.artefact import artefact

@@ -11,8 +11,8 @@ from typing import Any
 
 from diffrl.errors import UserError
 from diffrl.resources import shipped
-from diffrl.rewards.protocol import Card
 from diffrl_playground.taste import BIAS, RIGHT
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import CosineReward, clip_bytes, shared_clip
 
 _PLANTED = ", ".join(f"{points} points for {name} {value}" for name, (value, points) in BIAS.items())
@@ -27,15 +27,7 @@ class Preference(CosineReward):
     """
 
     name = "preference"
-    card = Card(
-        measures="what biased raters prefer in the playground: the Bradley-Terry score of the image given the prompt",
-        range=(-100.0, 100.0),
-        citation="diffrl's playground (scripts/train_playground.py, stage preference); Bradley and Terry 1952",
-        weights="shipped (5 MB)",
-        licence="Apache-2.0",
-        cost="some hundred images a second and CPU core",
-        exploits=f"planted on purpose: {RIGHT} points for each stated fact that is right, but also {_PLANTED}",
-    )
+    card = card_of(name, right=RIGHT, planted=_PLANTED)
 
     def __init__(self, model: str | None = None, device: str | None = None, batch_size: int = 64) -> None:
         folder = Path(model) if model else shipped("assets", "playground", "preference")

@@ -20,7 +20,7 @@ from diffrl.image_sets.layouts import PREFERENCE
 from diffrl.image_sets.reading import read_set
 from diffrl.reward_tools.head import features
 from diffrl.rewards.learning import Learner
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.learning_preference import Inputs, LearningPreference
 from diffrl_zoo.references import stacks
 
@@ -79,16 +79,7 @@ class Reform(LearningPreference):
     """
 
     name = "reform"
-    card = Card(
-        measures="what a preference model prefers, less what the policy found that it overrates; the yardstick moves, "
-        "NAME_first keeps the first",
-        range=(float("-inf"), float("inf")),
-        citation="after REFORM (arXiv:2507.06419)",
-        weights="those of the preference model; the head: none, it learns in the run",
-        licence="that of the preference model, the references and the preferences",
-        cost="a forward of each training image, of a reference and of a pair of pictures from the preferences",
-        exploits="what the references have, too, and what the embeddings do not see",
-    )
+    card = card_of(name)
 
     def __init__(
         self,

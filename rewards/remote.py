@@ -14,9 +14,10 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.fingerprint import essential
-from diffrl.rewards.protocol import ABILITIES, Card, RewardError
+from diffrl.rewards.protocol import ABILITIES, RewardError
 from diffrl.serving import wire
 from diffrl.serving.client import PATIENCE, RemoteError, Servers, find_token
+from diffrl_zoo.cards import card_of
 
 FORMS = ("tensors", "png")
 log = logging.getLogger("diffrl")
@@ -38,15 +39,7 @@ class Remote:
     name = "remote"
     remote = True
     groupwise = False  # this and the card: as the server says
-    card = Card(
-        measures="what the served reward measures",
-        range=(float("-inf"), float("inf")),
-        citation="that of the served reward",
-        weights="on the server",
-        licence="that of the served reward",
-        cost="that of the served reward, on its server; 12 bytes a pixel of traffic (png: 3 or less)",
-        exploits="those of the served reward",
-    )
+    card = card_of(name)
 
     def __init__(
         self,

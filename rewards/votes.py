@@ -17,7 +17,8 @@ from diffrl.errors import UserError
 from diffrl.methods import ballots
 from diffrl.records.groups import ImageGroup
 from diffrl.reward_tools.bradley_terry import NORMAL, bradley_terry, wins_of
-from diffrl.rewards.protocol import Answers, Card, RewardError
+from diffrl.rewards.protocol import Answers, RewardError
+from diffrl_zoo.cards import card_of
 
 LONGEST = 3600.0  # seconds: the other processes wait for their peer that long
 LOOK = 0.5  # seconds between two looks at the votes
@@ -35,15 +36,7 @@ class Votes:
     name = "votes"
     groupwise = True
     asks = True
-    card = Card(
-        measures="what people prefer among a prompt's images: Bradley-Terry scores of their votes on `diffrl watch`",
-        range=(float("-inf"), float("inf")),
-        citation="Bradley and Terry 1952; people's preferences online: D3PO (Yang et al. 2023, arXiv:2311.13231)",
-        weights="none",
-        licence="-",
-        cost="a person's time: the run waits up to `wait` seconds an epoch",
-        exploits="a person's haste and habits; says nothing about the group's level: watch an absolute reward",
-    )
+    card = card_of(name)
 
     def __init__(self, groups: int = 8, wait: float = 300.0, votes: int = 1, prior: float = 0.5) -> None:
         for name, value in (("groups", groups), ("votes", votes)):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
 from diffrl_zoo.vision import SquareInput, complete
 
@@ -36,15 +36,7 @@ class VQAScore:
 
     name = "vqascore"
     differentiable = True
-    card = Card(
-        measures='probability of the answer "Yes" to "Does this figure show ...?": whether the image shows the prompt',
-        range=(0.0, 1.0),
-        citation="VQAScore (Lin et al. 2024, arXiv:2404.01291)",
-        weights=f"{MODEL} (46 GB in fp32 on the hub) or clip-flant5-xl; the tokenizer of google/flan-t5-xxl",
-        licence="Apache-2.0; OpenAI's CLIP: MIT",
-        cost="a T5-XXL, 11 B parameters: 23 GB in bf16 (xl: 6 GB)",
-        exploits="sees 336 px of a picture padded to a square; near 1 for most images of plain prompts",
-    )
+    card = card_of(name, model=MODEL)
 
     def __init__(
         self,

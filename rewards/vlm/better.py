@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm.backend import Judge
-from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
 from diffrl_zoo.vlm.parse import yes_probability
 from diffrl_zoo.vlm.question import ASK_PAIR_YES, Question
 
@@ -35,15 +35,7 @@ class VlmBetter(Judge):
     """
 
     name = "vlm_better"
-    card = Card(
-        measures="probability that a vision-language model calls the image better than the prompt's reference picture",
-        range=(0.0, 1.0),
-        citation="RewardDance (Wu et al. 2025, arXiv:2509.08826)",
-        weights=WEIGHTS,
-        licence=LICENCE,
-        cost="two requests with two images an image (order: first: one)",
-        exploits="saturates once all images beat the reference: draw a new set from the trained model",
-    )
+    card = card_of(name)
 
     references: str
     by: str | None = None

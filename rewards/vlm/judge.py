@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.rewards.protocol import Card, RewardError, Unscored
+from diffrl.rewards.protocol import RewardError, Unscored
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
@@ -29,8 +30,6 @@ from diffrl_zoo.vlm.question import (
 )
 
 MODES = ("yes", "score", "questions", "points")
-WEIGHTS = "any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)"
-LICENCE = "that of the model (Qwen2.5-VL-7B: Apache-2.0)"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -54,18 +53,7 @@ class Vlm(Judge):
     """
 
     name = "vlm"
-    card = Card(
-        measures="a vision-language model's answer about image and prompt: probability of yes (mode: yes), a number "
-        "by a rubric (mode: score), or of right answers to the metadata's questions (mode: questions; points)",
-        range=(0.0, 1.0),
-        citation="RewardDance (Wu et al. 2025, arXiv:2509.08826); VQAScore (Lin et al. 2024, arXiv:2404.01291); "
-        "mode: questions: GenEval 2 (Kamath et al. 2025, arXiv:2512.16853)",
-        weights=WEIGHTS,
-        licence=LICENCE,
-        cost="one request an image (mode: questions: one a question, or together: true); in process the whole model "
-        "(7 B: 16 GB in bf16), a forward an image in mode: yes, a question in mode: questions",
-        exploits="text in the image that addresses the judge; small models overlook counts and broken parts",
-    )
+    card = card_of(name)
 
     mode: str = "yes"
     question: str | None = None

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
-from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
 from diffrl_zoo.vlm.question import ASK_PAIR, ASK_PAIR_YES, END, Question, form_of
 
 Order = tuple[int, int]  # who is shown first, and who then
@@ -64,15 +64,7 @@ class VlmPairs(Judge):
 
     name = "vlm_pairs"
     groupwise = True
-    card = Card(
-        measures="share of the comparisons with the other images of its prompt's group that the image wins",
-        range=(0.0, 1.0),
-        citation="Pref-GRPO (Wang et al. 2025, arXiv:2508.20751); mode: yes: RewardDance (arXiv:2509.08826)",
-        weights=WEIGHTS,
-        licence=LICENCE,
-        cost="n (n - 1) requests with two images for a group of n (552 for 24); compare: tournament: 2 (n - 1) (46)",
-        exploits="says nothing about the group's level: all images may get worse together; watch an absolute reward",
-    )
+    card = card_of(name)
 
     mode: str = "answer"
     question: str | None = None

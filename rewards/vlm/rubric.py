@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.rewards.protocol import Card
+from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm.backend import Judge
-from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
 from diffrl_zoo.vlm.parse import read_columns
 from diffrl_zoo.vlm.question import form_of, of_each
 
@@ -78,16 +77,7 @@ class VlmRubric(Judge):
     """
 
     name = "vlm_rubric"
-    card = Card(
-        measures="a vision-language model's numbers for several criteria of a rubric, a column for each",
-        range=(1.0, 5.0),
-        citation="RationalRewards (arXiv:2604.11626); UnifiedReward-Think (arXiv:2505.03318); rubric: faults: "
-        "MagicMirror (arXiv:2509.10260)",
-        weights=WEIGHTS,
-        licence=LICENCE,
-        cost="one request an image for all columns; think: true: answers of some hundred tokens",
-        exploits="text in the image that addresses the judge; small models give all criteria one number",
-    )
+    card = card_of(name)
 
     rubric: Any = "general"
     think: bool = False
