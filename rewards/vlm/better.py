@@ -20,7 +20,7 @@ from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.parse import yes_probability
-from diffrl_zoo.vlm.question import ASK_PAIR_YES, Question
+from diffrl_zoo.vlm.question import ASK, Question
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -53,7 +53,7 @@ class VlmBetter(Judge):
             self.best = best_of(read_set(self.references).groups, self.by)
         except UserError as error:
             raise UserError(f"vlm_better: references: {error}") from error
-        self.asked, self._pictures = self.question or ASK_PAIR_YES, Pictures()
+        self.asked, self._pictures = self.question or ASK["pair_yes"], Pictures()
         self.connect()
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:

@@ -16,18 +16,7 @@ from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
-from diffrl_zoo.vlm.question import (
-    ASK_ONE,
-    ASK_REWRITE,
-    ASK_SCORE,
-    ASK_TOGETHER,
-    ASK_YES,
-    END,
-    Question,
-    Unreadable,
-    form_of,
-    of_each,
-)
+from diffrl_zoo.vlm.question import ASK, Question, Unreadable, form_of, of_each
 
 MODES = ("yes", "score", "questions", "points")
 
@@ -68,7 +57,7 @@ class Vlm(Judge):
         if self.mode not in MODES:
             raise UserError(f'vlm: unknown mode "{self.mode}"{nearest(self.mode, MODES)}; vlm_pairs compares')
         check_choice("combine", self.combine, parse.MEANS, "vlm")
-        self.asked = self.question or {"score": ASK_SCORE, "questions": ASK_ONE}.get(self.mode, ASK_YES)
+        self.asked = self.question or ASK[self.mode if self.mode in ("score", "questions") else "yes"]
         if self.mode == "questions" and "{question}" not in self.asked:
             raise UserError("vlm: `question` needs the text {question} in mode: questions")
         if not self.low < self.high:
@@ -86,7 +75,7 @@ class Vlm(Judge):
                 self.parse = partial(parse.mean_after, after=after, **bounds)
             else:
                 self.form = form_of({"score": {"type": "number", "minimum": self.low, "maximum": self.high}})
-                self.asked += f'{END}"Score: X", where X is a number from {self.low:g} to {self.high:g}.'
+                self.asked += f' {ASK["end"]} "Score: X", where X is a number from {self.low:g} to {self.high:g}.'
         else:
             self.parse = partial(parse.yes_probability, least=self.least)
         self.connect()
@@ -98,7 +87,7 @@ class Vlm(Judge):
 
     def rewrite(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
         """The prompts (B,) written anew after a critique of their images (B, 3, H, W), as in RationalRewards."""
-        texts = self.backend.ask(of_each(images, ASK_REWRITE, prompts), parse.rewritten, first=False)
+        texts = self.backend.ask(of_each(images, ASK["rewrite"], prompts), parse.rewritten, first=False)
         return [prompt if text is None else text for text, prompt in zip(texts, prompts, strict=True)]
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -140,7 +129,7 @@ class Vlm(Judge):
         if self.together:
             listed = "\n".join(question for question, _ in pairs)
             words = tuple(dict.fromkeys(form for forms in known for form in forms))
-            return [Question([image], ASK_TOGETHER.format(questions=listed), prompt, words, len(pairs))]
+            return [Question([image], ASK["together"].format(questions=listed), prompt, words, len(pairs))]
         texts = [self.asked.replace("{question}", question) for question, _ in pairs]
         return [Question([image], text, prompt, words) for text, words in zip(texts, known, strict=True)]
 

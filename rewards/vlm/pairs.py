@@ -17,7 +17,7 @@ from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
-from diffrl_zoo.vlm.question import ASK_PAIR, ASK_PAIR_YES, END, Question, form_of
+from diffrl_zoo.vlm.question import ASK, Question, form_of
 
 Order = tuple[int, int]  # who is shown first, and who then
 
@@ -74,9 +74,9 @@ class VlmPairs(Judge):
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("answer", "yes"), "vlm_pairs")
         check_choice("compare", self.compare, ("all", "tournament"), "vlm_pairs")
-        self.asked = self.question or (ASK_PAIR if self.mode == "answer" else ASK_PAIR_YES)
+        self.asked = self.question or ASK["pair" if self.mode == "answer" else "pair_yes"]
         if self.mode == "answer":
-            self.asked += f'{END}"Winner: A", "Winner: B" or "Winner: tie".'
+            self.asked += f' {ASK["end"]} "Winner: A", "Winner: B" or "Winner: tie".'
         self.connect()
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:

@@ -1,39 +1,21 @@
-"""What a vision-language model is asked, and what it answers."""
+"""What a vision-language model is asked (`questions.yaml`), and what it answers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import Tensor
 
-ASK_YES = 'Does this image show exactly what this prompt asks for: "{prompt}"? Answer with yes or no only.'
-ASK_SCORE = (
-    'The image was made for this prompt: "{prompt}". Judge how well it shows what the prompt asks for (objects, '
-    "counts, colours, relations, text), and how well it is made (no distorted, blurred or broken parts)."
-)
-ASK_PAIR = (
-    'Two images were made for this prompt: "{prompt}". The first is image A, the second is image B. Which one is '
-    "better, judged by how well it shows what the prompt asks for, and then by how well it is made?"
-)
-ASK_PAIR_YES = (
-    'Two images were made for this prompt: "{prompt}". Is the first image better than the second, judged by how well '
-    "it shows what the prompt asks for, and then by how well it is made? Answer with yes or no only."
-)
-ASK_REWRITE = (
-    'This image was made for the prompt "{prompt}". Name briefly what of the prompt it does not show, and what of it '
-    "is made badly. Then write the prompt anew, with the same meaning and about as long, so that a text-to-image model "
-    'gets this right. The last line of your answer must be exactly "Prompt: ...", with the new prompt.'
-)
-ASK_ONE = "{question} Answer in one word."  # GenEval 2's published request; another one gives other numbers
-ASK_TOGETHER = "Answer each question in one word. Write one answer a line, in the order of the questions.\n{questions}"
+ASK: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
 _ALOUD = r"(think|thinking|thoughts?|analysis|reasoning|reflection|scratchpad)"
 _THOUGHT = re.compile(rf"[<\[◁]{_ALOUD}[>\]▷].*?(?:[<\[◁]/\1[>\]▷]|\Z)", re.DOTALL | re.IGNORECASE)
 # Where the template opened the thought, and in the channels of gpt-oss: all before this.
 _BEFORE = re.compile(rf"\A.*(?:[<\[◁]/{_ALOUD}[>\]▷]|<\|channel\|>final<\|message\|>)", re.DOTALL | re.IGNORECASE)
-END = " Think briefly. The last line of your answer must be exactly "
 
 
 @dataclass(frozen=True)

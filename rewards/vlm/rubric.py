@@ -16,22 +16,7 @@ from diffrl_zoo.cards import card_of
 from diffrl_zoo.inputs import check_choice
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.parse import read_columns
-from diffrl_zoo.vlm.question import form_of, of_each
-
-ASK = 'The image was made for this prompt: "{prompt}". '
-GRADES = (
-    "Judge it by each of these criteria, with a number from {low:g} (very bad) to {high:g} (perfect), or n/a where a "
-    "criterion says so:"
-)
-COUNTS = (
-    "Look for faults of each of these kinds and count those that a careful person would notice, up to {high:g}; 0 "
-    "where there is none:"
-)
-THINK = (
-    " First think aloud, one criterion after another: what the image shows, what speaks for it and what against it, "
-    "and only then the number."
-)
-END = " The last {count} lines of your answer must be exactly, in this order:\n{lines}"
+from diffrl_zoo.vlm.question import ASK, form_of, of_each
 
 
 @dataclass(frozen=True)
@@ -45,24 +30,7 @@ class Rubric:
     high: float = 5.0
 
 
-RUBRICS = {
-    "general": Rubric({
-        "content": "everything that the prompt asks for is there and nothing else of weight: things, numbers of them, "
-        "colours, places, actions",
-        "text": "every word that the prompt asks for is written, letter by letter; n/a if it asks for no writing",
-        "style": "the style, medium or mood that the prompt asks for; n/a if it asks for none",
-        "quality": "sharp, well exposed, well composed, without noise, smears or seams",
-        "soundness": "bodies, objects, shadows and perspective are as they could be",
-    }),
-    # The kinds follow MagicMirror's taxonomy (arXiv:2509.10260) as its abstract sketches it; the words are ours.
-    "faults": Rubric({
-        "anatomy": "people and animals: a wrong number of limbs or fingers, joints bent wrongly, faces out of shape",
-        "structure": "things: broken, melted, doubled or incomplete shapes, parts that belong to nothing",
-        "interaction": "things and people together: grips that hold nothing, bodies that pass through each other",
-        "physics": "light, shadow, reflection, support and perspective that contradict each other",
-        "rendering": "smears, noise, seams, garbled letters",
-    }, faults=True, low=0.0, high=5.0),
-}  # fmt: skip
+RUBRICS = {name: Rubric(**given) for name, given in ASK["rubrics"].items()}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -89,10 +57,12 @@ class VlmRubric(Judge):
         self.chosen = chosen = _rubric(self.rubric, self.low, self.high)
         self.columns, bounds = tuple(chosen.criteria), (chosen.low, chosen.high)
         self.card = replace(self.card, range=(-bounds[1], -bounds[0]) if chosen.faults else bounds)
-        intro = (COUNTS if chosen.faults else GRADES).format(low=bounds[0], high=bounds[1])
-        listed = "\n".join(f"{name}: {words}" for name, words in chosen.criteria.items())
-        end = END.format(count=len(self.columns), lines="\n".join(f"{name}: X" for name in self.columns))
-        self.asked = f"{ASK}{intro}\n{listed}\n{THINK if self.think else ''}{end}"
+        words = ASK["rubric"]
+        asked = words["counts" if chosen.faults else "grades"].format(low=bounds[0], high=bounds[1])
+        listed = "\n".join(f"{name}: {meaning}" for name, meaning in chosen.criteria.items())
+        form = "\n".join(f"{name}: X" for name in self.columns)
+        ends = [words["think"]] * self.think + [words["end"].format(count=len(self.columns), lines=form)]
+        self.asked = f"{words['intro']} {asked}\n{listed}\n {' '.join(ends)}"
         self.connect()
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
