@@ -14,9 +14,8 @@ arrays, or None where nothing was found:
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -37,23 +36,24 @@ Device: TypeAlias = "torch.device | str"  # "" is an accelerator if there is one
 KINDS = ("identity", "style", "layout", "features", "lpips")
 NONE = "none"  # the name that leaves a kind out
 _VISION = "diffrl.divgen.vision"
-EXTRACTORS: dict[str, dict[str, tuple[str, str]]] = {  # kind -> name -> (module, class)
-    "identity": {"arcface": (_VISION, "ArcFace")},
-    "style": {
-        "csd": (_VISION, "CSD"),
-        "clip": (_VISION, "Clip"),
-        "vit": (_VISION, "Vit"),
-        "pixels": (_VISION, "Pixels"),
-    },
-    "layout": {"grounding-dino": (_VISION, "GroundingDino")},
+Given = Mapping[str, str]
+_SPACES: dict[str, tuple[str, Given]] = {
+    "vit": ("Vit", {}),
+    "clip": ("Space", {"name": "clip"}),
+    "pixels": ("Space", {"name": "pixels"}),
+}
+EXTRACTORS: dict[str, dict[str, tuple[str, Given]]] = {  # kind -> name -> (class of `_VISION`, what it is given)
+    "identity": {"arcface": ("ArcFace", {})},
+    "style": {"csd": ("CSD", {}), **_SPACES},
+    "layout": {"grounding-dino": ("GroundingDino", {})},
     "features": {
-        "dinov2": (_VISION, "DinoV2"),
-        "dinov3": (_VISION, "DinoV3"),
-        "vit": (_VISION, "Vit"),
-        "clip": (_VISION, "Clip"),
-        "pixels": (_VISION, "Pixels"),
+        # Oquab et al. 2023, arXiv 2304.07193.
+        "dinov2": ("Vit", {"name": "dinov2", "weights": "facebook/dinov2-base"}),
+        # arXiv 2508.10104, the ViT-L that GARDO uses; its weights are given out after a registration.
+        "dinov3": ("Vit", {"name": "dinov3", "weights": "facebook/dinov3-vitl16-pretrain-lvd1689m"}),
+        **_SPACES,
     },
-    "lpips": {name: (_VISION, f"Lpips{name.capitalize()}") for name in ("alex", "vgg", "squeeze")},
+    "lpips": {name: ("Lpips", {"name": name}) for name in ("alex", "vgg", "squeeze")},
 }
 DEFAULTS = {"identity": "arcface", "style": "csd", "layout": "grounding-dino", "features": "dinov2", "lpips": "alex"}
 
@@ -82,10 +82,12 @@ def check_extractor(kind: str, name: str) -> None:
         if not class_name.isidentifier():
             raise UserError(f'{kind}: "{name}": write path/to/file.py:Class')
         return
-    plain = name.partition(":")[0]
+    plain, _, weights = name.partition(":")
     if plain not in (known := [*EXTRACTORS[kind], *_of_worlds(kind)]):
         hint = nearest(plain, [*known, NONE])
         raise UserError(f'{kind}: unknown extractor "{plain}"{hint}; one of your own is "path/to/file.py:Class"')
+    if plain == "vit" and not weights:
+        raise UserError(f'{kind}: "vit" needs a hub id or a folder: vit:facebook/dinov2-small')
 
 
 def _of_worlds(kind: str) -> dict[str, Any]:
@@ -105,11 +107,11 @@ def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
         loaded, arguments = load("extractor", name), {}
     else:
         plain, _, weights = name.partition(":")
-        loaded = _of_worlds(kind).get(plain)
+        loaded, arguments = _of_worlds(kind).get(plain), dict[str, str]()
         if loaded is None:
-            module, class_name = EXTRACTORS[kind][plain]
-            loaded = getattr(importlib.import_module(module), class_name)
-        arguments = {"weights": weights} if weights else {}
+            class_name, given = EXTRACTORS[kind][plain]
+            loaded, arguments = getattr(importlib.import_module(_VISION), class_name), dict(given)
+        arguments |= {"weights": weights} if weights else {}
         if weights and "weights" not in inspect.signature(loaded).parameters:
             raise UserError(f'{kind}: "{plain}" takes no weights, got "{weights}"')
     import torch

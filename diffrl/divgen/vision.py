@@ -28,53 +28,25 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 LPIPS_MOST = 8  # images of one prompt that are compared: the pairs grow with the square
 
 
-class Vit:
-    """Any vision model of transformers (DINOv2, DINOv3, ...), as a hub id or a local folder: its pooled output."""
+class Space:
+    """A space of images that `diffrl.features` has by name: the playground's CLIP ("clip"), colours ("pixels")."""
 
-    name = "vit"
-
-    def __init__(self, weights: str, device: Device = "cpu") -> None:
-        self.name = f"{self.name}:{weights}"
-        try:
-            self.features = load_features(weights, device)
-        except UserError as error:
-            raise UserError(str(error).removeprefix("evaluate.features: ")) from error
+    def __init__(self, name: str, device: Device = "cpu") -> None:
+        self.name, self.features = name, load_features(name, device)
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
         return list(self.features(images).numpy())
 
 
-class DinoV2(Vit):
-    """DINOv2 (Oquab et al. 2023, arXiv 2304.07193), the base model unless other weights are given."""
+class Vit(Space):
+    """Any vision model of transformers (DINOv2, DINOv3, ...), as a hub id or a local folder: its pooled output."""
 
-    name = "dinov2"
-
-    def __init__(self, weights: str = "facebook/dinov2-base", device: Device = "cpu") -> None:
-        super().__init__(weights, device)
-
-
-class DinoV3(Vit):
-    """DINOv3 (arXiv 2508.10104), the ViT-L that GARDO uses; its weights are given out after a registration."""
-
-    name = "dinov3"
-
-    def __init__(self, weights: str = "facebook/dinov3-vitl16-pretrain-lvd1689m", device: Device = "cpu") -> None:
-        super().__init__(weights, device)
-
-
-class Clip(Vit):
-    """The image tower of the playground's CLIP."""
-
-    name = "clip"
-
-    def __init__(self, device: Device = "cpu") -> None:
-        self.features = load_features(self.name, device)
-
-
-class Pixels(Clip):
-    """Mean colours of an 8 x 8 grid; needs no model."""
-
-    name = "pixels"
+    def __init__(self, weights: str, device: Device = "cpu", name: str = "vit") -> None:
+        try:
+            super().__init__(weights, device)
+        except UserError as error:
+            raise UserError(str(error).removeprefix("evaluate.features: ")) from error
+        self.name = f"{name}:{weights}"
 
 
 class ArcFace:
@@ -227,25 +199,23 @@ def wanted(prompt: Prompt) -> list[str]:
     return [str(name) for name in objects] if objects else [str(prompt.metadata.get("keyword") or "object")]
 
 
-class LpipsAlex:
-    """LPIPS (Zhang et al. 2018, arXiv 1801.03924) between the images of one prompt, by torchmetrics.
+class Lpips:
+    """LPIPS (Zhang et al. 2018, arXiv 1801.03924) on the network `name`, between the images of one prompt.
 
-    The backbone's weights are torchvision's (TORCH_HOME/hub/checkpoints); at most `LPIPS_MOST` images are compared.
+    By torchmetrics, on torchvision's weights (TORCH_HOME/hub/checkpoints); at most `LPIPS_MOST` images are compared.
     """
 
-    name = "alex"
-
-    def __init__(self, device: Device = "cpu") -> None:
+    def __init__(self, name: Any, device: Device = "cpu") -> None:
         try:
             from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity as Metric
         except ImportError:
             raise UserError('lpips needs torchmetrics: pip install "diffrl[divgen]"') from None
         try:
-            self.network: Any = Metric(self.name).net.eval().requires_grad_(False).to(device)  # type: ignore[arg-type]
+            self.network: Any = Metric(name).net.eval().requires_grad_(False).to(device)
         except (OSError, RuntimeError) as error:
             reason = in_one_line(error, most=200)
-            raise UserError(f"lpips: torchvision's weights of {self.name} are missing ({reason})") from error
-        self.device = device
+            raise UserError(f"lpips: torchvision's weights of {name} are missing ({reason})") from error
+        self.name, self.device = name, device
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Any:
@@ -255,15 +225,3 @@ class LpipsAlex:
         pairs = list(itertools.combinations(range(len(x)), 2))
         first, second = (x[[pair[i] for pair in pairs]] for i in (0, 1))
         return self.network(first, second, normalize=True).flatten().cpu().numpy()
-
-
-class LpipsVgg(LpipsAlex):
-    """LPIPS on VGG-16."""
-
-    name = "vgg"
-
-
-class LpipsSqueeze(LpipsAlex):
-    """LPIPS on SqueezeNet."""
-
-    name = "squeeze"

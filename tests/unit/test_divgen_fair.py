@@ -157,7 +157,7 @@ def test_a_second_scoring_looks_at_what_is_new(tmp_path: Path, monkeypatch: pyte
 
 def test_a_killed_scoring_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = score_folder(folder_of(tmp_path / "whole"), PIXELS)
-    folder, looked, real = folder_of(tmp_path / "set"), [], vision.Pixels.__call__
+    folder, looked, real = folder_of(tmp_path / "set"), [], vision.Space.__call__
 
     def ends(self: Any, images: Any, prompts: Any) -> Any:
         looked.append(len(prompts))
@@ -165,7 +165,7 @@ def test_a_killed_scoring_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
         return real(self, images, prompts)
 
-    monkeypatch.setattr(vision.Vit, "__call__", ends)
+    monkeypatch.setattr(vision.Space, "__call__", ends)
     with pytest.raises(KeyboardInterrupt):
         score_folder(folder, PIXELS)
     assert score_folder(folder, PIXELS).values() == whole.values()

@@ -276,6 +276,7 @@ def test_an_extractor_of_ones_own(tmp_path: Path) -> None:
         (f"{tmp_path}/own.py:Main", 'no "Main"'),
         ("pixel", 'unknown extractor "pixel"'),
         ("pixels:large", "takes no weights"),
+        ("vit", "needs a hub id or a folder"),
     ):
         with pytest.raises(UserError, match=text):
             load_extractor("features", name)
