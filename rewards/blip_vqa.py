@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.hub import pinned
 from diffrl.rewards.protocol import RewardError
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
 from diffrl_zoo.imagereward import PIXEL_MEAN, PIXEL_STD
-from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, pick_device
+from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, from_pretrained, frozen, pick_device
 
 MODEL = "Salesforce/blip-vqa-capfilt-large"
 NOT_ASKED = ("top", "the side", "the left", "the right")  # chunks that are places
@@ -60,13 +59,11 @@ class BlipVqa:
 
         self.device, self.dtype, self.batch_size = pick_device(device), dtype_of(precision, "blip_vqa"), batch_size
         with cannot_load("blip_vqa", model):
-            source, at = pinned(model)
-            network = BlipForQuestionAnswering.from_pretrained(source, dtype=self.dtype, **at)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(source, **at)
-        self.network: Any = network.eval().requires_grad_(False).to(self.device)
+            self.network = frozen(BlipForQuestionAnswering, model, self.dtype, self.device)
+            self.tokenizer = from_pretrained(AutoTokenizer, model)
         self.parser = _parser()
         self._phrases: dict[str, list[str]] = {}
-        config: Any = network.config
+        config = self.network.config
         text = config.text_config
         self.begin, self.encode = text.bos_token_id, text.vocab_size - 1  # [DEC] and [ENC], the last two of BLIP's
         self.words = self.tokenizer.convert_tokens_to_ids(["yes", "no"])

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.hub import pinned
 from diffrl.rewards.protocol import RewardError
 from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.blip_vqa import PARSER, language
@@ -27,7 +26,7 @@ from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import clip_bytes, fit, shared_clip
 from diffrl_zoo.geneval import Detection, Detector
 from diffrl_zoo.inputs import check_choice, to_bytes
-from diffrl_zoo.loading import PRECISIONS, cannot_load, pick_device, transformers_bytes
+from diffrl_zoo.loading import PRECISIONS, cannot_load, from_pretrained, frozen, pick_device, transformers_bytes
 
 MODES = ("spatial", "depth", "numeracy", "action")
 DETECTOR, DEPTH, CLIP = "google/owlv2-base-patch16-ensemble", "Intel/dpt-hybrid-midas", "ViT-B-32-quickgelu"
@@ -45,13 +44,11 @@ class OpenDetector:
 
         self.device, self.dtype, self.fixed = device, PRECISIONS[precision], None
         with cannot_load("compbench", model):
-            source, at = pinned(model)
-            if not AutoConfig.from_pretrained(source, **at).model_type.startswith("owl"):
+            if not from_pretrained(AutoConfig, model).model_type.startswith("owl"):
                 self.fixed = Detector(model, device, precision)
                 return
-            network = AutoModelForZeroShotObjectDetection.from_pretrained(source, dtype=self.dtype, **at)
-            self.processor: Any = AutoProcessor.from_pretrained(source, **at)
-        self.model: Any = network.eval().requires_grad_(False).to(device)
+            self.model = frozen(AutoModelForZeroShotObjectDetection, model, self.dtype, device)
+            self.processor = from_pretrained(AutoProcessor, model)
 
     @torch.no_grad()
     def __call__(self, image: Tensor, names: Sequence[str], least: float) -> list[tuple[str, Detection]]:
@@ -90,11 +87,9 @@ class DepthModel:
     def __init__(self, model: str, device: torch.device, precision: str) -> None:
         from transformers import AutoModelForDepthEstimation
 
-        with cannot_load("compbench", model):
-            source, at = pinned(model)
-            network = AutoModelForDepthEstimation.from_pretrained(source, dtype=PRECISIONS[precision], **at)
         self.device, self.dtype = device, PRECISIONS[precision]
-        self.model: Any = network.eval().requires_grad_(False).to(device)
+        with cannot_load("compbench", model):
+            self.model = frozen(AutoModelForDepthEstimation, model, self.dtype, device)
         if hasattr(self.model, "dpt"):  # it refuses other sizes than its config's 384, for which it has what is needed
             self.model.dpt.embeddings.image_size = DEPTH_SIZE
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl_zoo.cards import card_of
-from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
+from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, from_pretrained, pick_device
 from diffrl_zoo.vision import SquareInput, complete
 
 MODEL = "zhiyuanyou/DeQA-Score-Mix3"
@@ -48,7 +48,7 @@ class DeQA:
                 raise UserError(f'deqa: "{model}" is not an mPLUG-Owl2 (its config has no visual_config)')
             config = LlamaConfig.from_dict({**settings, "model_type": "llama"})
             self.network: Any = complete(MplugOwl2, model, config, dtype, f'deqa: "{model}"')
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(source, **at)
+            self.tokenizer = from_pretrained(AutoTokenizer, model)
             self.preprocess = SquareInput(model, self.device)
         self.network.to(self.device)
         self.before, self.after = self._tokens(BEFORE), self._tokens(AFTER)[1:]

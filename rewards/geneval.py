@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import nearest
-from diffrl.hub import pinned
 from diffrl.rewards.protocol import RewardError
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
@@ -39,7 +38,7 @@ from diffrl_zoo.geneval_rules import (
     partial_credit,
 )
 from diffrl_zoo.inputs import check_choice, to_bytes
-from diffrl_zoo.loading import PRECISIONS, cannot_load, dtype_of, pick_device
+from diffrl_zoo.loading import PRECISIONS, cannot_load, dtype_of, from_pretrained, frozen, pick_device
 
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 PARAMETERS = 69_000_000  # of it, by its card
@@ -74,13 +73,11 @@ class Detector:
 
         self.device, self.dtype = device, dtype_of(precision, "geneval")
         with cannot_load("geneval", model):
-            source, at = pinned(model)
-            self.masks = AutoConfig.from_pretrained(source, **at).model_type == "mask2former"
+            self.masks = from_pretrained(AutoConfig, model).model_type == "mask2former"
             kind = Mask2FormerForUniversalSegmentation if self.masks else AutoModelForObjectDetection
-            network = kind.from_pretrained(source, dtype=self.dtype, **at)
-            self.processor: Any = AutoImageProcessor.from_pretrained(source, **at)
-        self.model: Any = network.eval().requires_grad_(False).to(device)
-        labels: Any = network.config.id2label
+            self.model = frozen(kind, model, self.dtype, device)
+            self.processor = from_pretrained(AutoImageProcessor, model)
+        labels = self.model.config.id2label
         self.names = [ALIASES.get(labels[i], labels[i]) for i in range(len(labels))]
 
     @torch.no_grad()

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
-from diffrl.hub import pinned
+from diffrl_zoo import loading
 from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
-from diffrl_zoo.loading import cannot_load, channels, dtype_of, pick_device, transformers_bytes, weights_file
 from diffrl_zoo.vision import complete
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
@@ -60,18 +59,17 @@ class HPSv3:
     ) -> None:
         import transformers
 
-        dtype = dtype_of(precision, "hpsv3")
+        dtype = loading.dtype_of(precision, "hpsv3")
         if not 0.0 <= iteration <= 1.0:
             raise UserError(f"hpsv3: iteration is {iteration:g}; from 0 to 1")
-        self.device, self.batch_size, self.iteration = pick_device(device), batch_size, iteration
-        path = weights_file(weights, REPOSITORY, FILE, "hpsv3")
+        self.device, self.batch_size, self.iteration = loading.pick_device(device), batch_size, iteration
+        path = loading.weights_file(weights, REPOSITORY, FILE, "hpsv3")
         tensors = _tensors(path)
         newer = any(key.startswith(FILM) for key in tensors)
         source = backbone or BACKBONES["qwen3_vl" if newer else "qwen2_vl"]
-        with cannot_load("hpsv3", source):
-            name, at = pinned(source)
-            config: Any = transformers.AutoConfig.from_pretrained(name, **at)
-            self.processor: Any = transformers.AutoProcessor.from_pretrained(name, **at)
+        with loading.cannot_load("hpsv3", source):
+            config = loading.from_pretrained(transformers.AutoConfig, source)
+            self.processor = loading.from_pretrained(transformers.AutoProcessor, source)
         if config.model_type not in BACKBONES:
             raise UserError(f'hpsv3: "{source}" is a {config.model_type}, not one of {", ".join(BACKBONES)}')
         self.asked = _instruction(instruction, newer)
@@ -92,7 +90,7 @@ class HPSv3:
     def footprint(backbone: str | None, weights: str | None, precision: str, **_: Any) -> int | None:
         """Bytes of its weights, by the backbone's config; of a file whose backbone is not named it cannot say."""
         source = backbone or (BACKBONES["qwen2_vl"] if weights is None else None)
-        return transformers_bytes("AutoModel", source, precision) if source else None
+        return loading.transformers_bytes("AutoModel", source, precision) if source else None
 
     def preprocess(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W) in [0, 1] to the backbone's patches (B h w, 3 t p p) and grids (B, 3); differentiable."""
@@ -106,7 +104,7 @@ class HPSv3:
         for side, (least, most) in ((SIDE, (PIXELS, PIXELS)), (patch * merge, edges)):
             height, width = images.shape[-2:]
             images = fit(images, smart_resize(height, width, side, least, most), "squash")
-        mean, std = channels(self.device, settings.image_mean, settings.image_std)
+        mean, std = loading.channels(self.device, settings.image_mean, settings.image_std)
         count, (high, wide) = len(images), (images.shape[-2] // patch, images.shape[-1] // patch)
         # Patches in the order in which merge x merge of them become one token, each repeated in time.
         parts = ((images - mean) / std).view(count, 3, high // merge, merge, patch, wide // merge, merge, patch)

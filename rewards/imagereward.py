@@ -20,7 +20,7 @@ from diffrl.hub import pinned
 from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
-from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, pick_device
+from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, from_pretrained, pick_device
 
 MODEL, FILE, CONFIG = "THUDM/ImageReward", "ImageReward.pt", "med_config.json"
 PARAMETERS = 450_000_000  # of the published model, about
@@ -70,8 +70,7 @@ class ImageReward:
         with_tokenizer = any((weights.parent / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
         source = tokenizer or (str(weights.parent) if with_tokenizer else TOKENIZER)
         with cannot_load("imagereward", source, "the tokenizer "):
-            words, at = pinned(source)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(words, **at)
+            self.tokenizer = from_pretrained(AutoTokenizer, source)
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
         vision: Any = _vision(_under(tensors, _VISION, weights))
         self.vision = vision.to(self.device, self.dtype)

@@ -47,6 +47,17 @@ def cannot_load(reward: str, name: str, kind: str = "") -> Iterator[None]:
         raise UserError(f'{reward}: cannot load {kind}"{name}": {" ".join(str(error).split())}') from error
 
 
+def from_pretrained(kind: Any, model: str, **options: Any) -> Any:
+    """`kind.from_pretrained` of a folder, or of a hub id at the commit that this process has of it."""
+    source, at = pinned(model)
+    return kind.from_pretrained(source, **at, **options)
+
+
+def frozen(kind: Any, model: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model of transformers' class `kind` on a device, without gradients for its weights."""
+    return from_pretrained(kind, model, dtype=dtype).eval().requires_grad_(False).to(device)
+
+
 def hub_file(repository: str, file: str, reward: str, key: str) -> Path:
     """A repository's file, from the hub's cache or the hub; UserError, which says to name it as `key`, if it is not."""
     from huggingface_hub import hf_hub_download
@@ -81,8 +92,7 @@ def transformers_bytes(kind: str, model: str, precision: str, half: bool = False
     import transformers
 
     try:
-        source, at = pinned(model)
-        config = transformers.AutoConfig.from_pretrained(source, **at)
+        config = from_pretrained(transformers.AutoConfig, model)
         if half and config.model_type in HALVES:
             config = config.vision_config
         with torch.device("meta"):

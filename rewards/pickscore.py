@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.hub import pinned
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import CosineReward, PairEncoder
-from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
+from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, from_pretrained, frozen, pick_device
 from diffrl_zoo.vision import read_processor
 
 MODEL = "yuvalkirstain/PickScore_v1"
@@ -29,12 +28,9 @@ class TransformersClip(PairEncoder):
         super().__init__()
         self.device, self.dtype = device, dtype_of(precision, "pickscore")
         with cannot_load("pickscore", model):
-            weights, at = pinned(model)
-            network = CLIPModel.from_pretrained(weights, dtype=self.dtype, **at)
-            words, at = pinned(source)
-            self.tokenizer = AutoTokenizer.from_pretrained(words, **at)
-            processor = CLIPImageProcessor.from_pretrained(words, **at)
-        self.model = network.eval().requires_grad_(False).to(device)  # type: ignore[arg-type]
+            self.model = frozen(CLIPModel, model, self.dtype, device)
+            self.tokenizer = from_pretrained(AutoTokenizer, source)
+            processor = from_pretrained(CLIPImageProcessor, source)
         read_processor(self, processor, f'pickscore: "{source}"')
 
     def image_features(self, pixels: Tensor) -> Tensor:

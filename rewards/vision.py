@@ -14,9 +14,9 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
+from diffrl_zoo import loading
 from diffrl_zoo.clip import ClipModel, ImageEncoder, clip_bytes, fit, shared_clip
 from diffrl_zoo.inputs import check_choice
-from diffrl_zoo.loading import HALVES, cannot_load, channels, dtype_of, pick_device, transformers_bytes
 
 FEATURES = ("clip", "transformers")
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -39,7 +39,7 @@ def read_processor(encoder: ImageEncoder, processor: Any, where: str) -> None:
     encoder.crop = encoder.size if crop is None else (int(crop["height"]), int(crop["width"]))
     if encoder.crop[0] > encoder.size[0] or encoder.crop[1] > encoder.size[1]:
         raise UserError(f"{where} crops to {encoder.crop} after resizing to {encoder.size}, which is not supported")
-    encoder.mean, encoder.std = channels(encoder.device, processor.image_mean, processor.image_std)
+    encoder.mean, encoder.std = loading.channels(encoder.device, processor.image_mean, processor.image_std)
 
 
 class VisionModel(ImageEncoder):
@@ -52,15 +52,13 @@ class VisionModel(ImageEncoder):
     def __init__(self, model: str, device: torch.device, precision: str, reward: str) -> None:
         import transformers
 
-        self.device, self.dtype = device, dtype_of(precision, reward)
-        with cannot_load(reward, model):
-            source, at = pinned(model)
-            config = transformers.AutoConfig.from_pretrained(source, **at)
-            kind = getattr(transformers, HALVES.get(config.model_type, "AutoModel"))
-            network = kind.from_pretrained(source, dtype=self.dtype, **at)
-            processor = transformers.AutoImageProcessor.from_pretrained(source, **at)
-        self.model = network.eval().requires_grad_(False).to(device)
-        self.width: int = network.config.hidden_size
+        self.device, self.dtype = device, loading.dtype_of(precision, reward)
+        with loading.cannot_load(reward, model):
+            config = loading.from_pretrained(transformers.AutoConfig, model)
+            kind = getattr(transformers, loading.HALVES.get(config.model_type, "AutoModel"))
+            self.model = loading.frozen(kind, model, self.dtype, device)
+            processor = loading.from_pretrained(transformers.AutoImageProcessor, model)
+        self.width: int = self.model.config.hidden_size
         read_processor(self, processor, f'{reward}: "{model}"')
 
     def image_features(self, pixels: Tensor) -> Tensor:
@@ -89,11 +87,10 @@ class SquareInput:
     def __init__(self, source: str, device: torch.device) -> None:
         from transformers import CLIPImageProcessor
 
-        name, at = pinned(source)
-        processor = CLIPImageProcessor.from_pretrained(name, **at)
+        processor = loading.from_pretrained(CLIPImageProcessor, source)
         self.device, self.size = device, (int(processor.crop_size["height"]), int(processor.crop_size["width"]))
         fill = [int(v * 255) / 255 for v in processor.image_mean]
-        self.mean, self.std, self.fill = channels(device, processor.image_mean, processor.image_std, fill)
+        self.mean, self.std, self.fill = loading.channels(device, processor.image_mean, processor.image_std, fill)
 
     def __call__(self, images: Tensor) -> Tensor:
         images = images.to(self.device, torch.float32)
@@ -123,7 +120,7 @@ _lock = threading.Lock()
 
 def shared_vision(model: str, device: str | None, precision: str, reward: str) -> VisionModel:
     """The `VisionModel` of these weights on this device, loaded once for all rewards; `reward` names who asks."""
-    place = pick_device(device)
+    place = loading.pick_device(device)
     pinned(model)  # each reward that looks through it records its commit
     key = (model, str(place), precision)
     with _lock:
@@ -136,7 +133,7 @@ def encoder_bytes(features: str, model: str, pretrained: str | None, precision: 
     """Bytes of the weights of a `shared_encoder`: the `footprint` of a reward that looks through one."""
     if features == "clip":
         return clip_bytes(model, precision, pretrained)
-    return transformers_bytes("AutoModel", model, precision, half=True)
+    return loading.transformers_bytes("AutoModel", model, precision, half=True)
 
 
 def shared_encoder(

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl_zoo.cards import card_of
-from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
+from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, from_pretrained, pick_device
 from diffrl_zoo.vision import SquareInput, complete
 
 MODEL = "zhiqiulin/clip-flant5-xxl"
@@ -59,12 +59,10 @@ class VQAScore:
             tower = settings.get("mm_vision_tower")
             if tower is None or not str(settings.get("mm_projector_type")).endswith("x_gelu"):
                 raise UserError(f'vqascore: "{model}" is not a CLIP-FlanT5 (its config has no mm_vision_tower)')
-            seen, at = pinned(tower)
-            vision = CLIPVisionConfig.from_pretrained(seen, **at).to_dict()
+            vision = from_pretrained(CLIPVisionConfig, tower).to_dict()
             config = T5Config.from_dict({**settings, "model_type": "t5", "vision": vision})
             self.network: Any = complete(ClipT5, model, config, dtype, f'vqascore: "{model}"')
-            words, at = pinned(tokenizer or TOKENIZERS.get(source, model))
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(words, **at)
+            self.tokenizer = from_pretrained(AutoTokenizer, tokenizer or TOKENIZERS.get(source, model))
             self.preprocess = SquareInput(tower, self.device)
         self.network.to(self.device)
         self.before = self._tokens(f"{SYSTEM} USER: ")

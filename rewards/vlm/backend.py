@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.hub import pinned
 from diffrl.rewards.protocol import RewardError, Unscored
 from diffrl.rewards.secrets import variable
 from diffrl_zoo.inputs import to_pictures
-from diffrl_zoo.loading import cannot_load, dtype_of, pick_device, transformers_bytes
+from diffrl_zoo.loading import cannot_load, dtype_of, from_pretrained, frozen, pick_device, transformers_bytes
 from diffrl_zoo.vlm.parse import line_starts, plain
 from diffrl_zoo.vlm.question import Question, Reply, Unreadable
 
@@ -273,10 +272,8 @@ class LocalModel:
         self.device, self.batch_size = pick_device(settings.device), settings.batch_size
         self.max_tokens, self._tokens = settings.max_tokens, dict[str, int]()
         with cannot_load("vlm", self.name):
-            source, at = pinned(self.name)
-            network = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **at)
-            self.processor: Any = AutoProcessor.from_pretrained(source, **at)
-        self.network: Any = network.eval().requires_grad_(False).to(self.device)
+            self.network = frozen(AutoModelForImageTextToText, self.name, dtype, self.device)
+            self.processor = from_pretrained(AutoProcessor, self.name)
         tokenizer = self.processor.tokenizer
         tokenizer.padding_side = "left"  # the answer follows the last token of every row
         if tokenizer.pad_token is None:
