@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
-from diffrl.hub import pinned
+from diffrl.hub import hub_file
 from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
@@ -66,7 +66,7 @@ class ImageReward:
         from transformers import AutoTokenizer
 
         self.device, self.dtype, self.batch_size = pick_device(device), dtype_of(precision, "imagereward"), batch_size
-        weights, config = _files(model)
+        weights, config = (_file(model, name) for name in (FILE, CONFIG))
         with_tokenizer = any((weights.parent / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
         source = tokenizer or (str(weights.parent) if with_tokenizer else TOKENIZER)
         with cannot_load("imagereward", source, "the tokenizer "):
@@ -74,7 +74,7 @@ class ImageReward:
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
         vision: Any = _vision(_under(tensors, _VISION, weights))
         self.vision = vision.to(self.device, self.dtype)
-        text: Any = _text(_under(tensors, _TEXT, weights), config, vision.config.hidden_size)
+        text: Any = _text(_under(tensors, _TEXT, weights), json.loads(config.read_text()), vision.config.hidden_size)
         self.text: Any = text.to(self.device, self.dtype)
         if text.config.vocab_size == len(self.tokenizer) + len(MARKS):
             self.tokenizer.add_tokens(MARKS, special_tokens=True)
@@ -101,26 +101,13 @@ class ImageReward:
         return (self.head(hidden[:, 0].float()).squeeze(-1) - MEAN) / STD
 
 
-def _files(model: str) -> tuple[Path, dict[str, Any]]:
-    """The file of weights, and the text encoder's configuration."""
-    folder = Path(model)
-    if folder.is_dir():
-        weights, config = folder / FILE, folder / CONFIG
-        for path in (weights, config):
-            if not path.is_file():
-                raise UserError(f"imagereward: no {path.name} in {folder}")
-    else:
-        from huggingface_hub import hf_hub_download
-
-        try:
-            source, at = pinned(model)
-            weights, config = (Path(hf_hub_download(source, name, **at)) for name in (FILE, CONFIG))
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f'imagereward: "{model}" is neither a folder nor on the hub or in its cache ({reason})'
-            ) from error
-    return weights, json.loads(config.read_text())
+def _file(model: str, name: str) -> Path:
+    """A file of the model's folder, or of its repository on the hub."""
+    if not Path(model).is_dir():
+        return hub_file(model, name, f'imagereward: no folder "{model}"')
+    if not (path := Path(model, name)).is_file():
+        raise UserError(f"imagereward: no {name} in {model}")
+    return path
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
