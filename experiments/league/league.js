@@ -46,5 +46,9 @@ for (const name of document.querySelectorAll(".keys span")) {
   name.tabIndex = 0;
   name.setAttribute("role", "button");
   name.addEventListener("click", click);
-  name.addEventListener("keydown", (event) => { if (event.key === "Enter") click(); });
+  name.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault(); // Space would scroll
+    click();
+  });
 }

@@ -81,6 +81,14 @@ class Browser:
     def type(self, text: str) -> None:
         self._send("Input.insertText", text=text)
 
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self._send("Input.dispatchKeyEvent", type=kind, key=key)
+
+    def media(self, kind: str) -> None:
+        """As on a "screen" or in "print"."""
+        self._send("Emulation.setEmulatedMedia", media=kind)
+
     def picture(self, path: Path, whole: bool = True) -> None:
         answer = self._send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))

@@ -9,8 +9,13 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from markupsafe import Markup
+from PIL import Image
+from stress.browser import CHROMIUM, Browser
 
 from diffrl.report import dot_plots, plots
+from diffrl.report.built_page import Page
+from diffrl.report.divgen import TEMPLATES
 
 pytestmark = pytest.mark.usefixtures("charts")
 
@@ -116,3 +121,32 @@ def test_long_curves_are_averaged() -> None:
     np.testing.assert_allclose(thin_ys, 2 * np.array(thin_xs))
     assert thin_xs[0] == pytest.approx(1.0, abs=1) and thin_xs[-1] == pytest.approx(1001, abs=1)
     assert plots._thin(xs[:400], xs[:400]) == (xs[:400], xs[:400])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_browser_shows_names_from_right_to_left_prints_wide_tables_and_sorts_by_keys(tmp_path: Path) -> None:
+    """An Arabic reward's change was shown from its last value to its first; paper lost the columns beyond its edge, and
+    a caption's long name made the live page twice as wide as a phone."""
+    page = Page("names").lead(Markup("<b>{}</b> <i>3.06</i> → <i>3.09</i>").format("مكافأة"))
+    page.section("wide").heading("h").table([["a" * 99, "b" * 99, "c" * 99]])
+    sets = "".join(f'<tr><td data-value="{value}">{value}</td></tr>' for value in (2, 10, 1))
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    page.strip("a strip", [(tmp_path / "a.png", "1 " + "x" * 99)], kind="")
+    page.add(f'<table class="models"><thead><tr><th>IDS</th></tr></thead><tbody>{sets}</tbody></table>')
+    script = TEMPLATES.get_template("models.js").render()
+    with Browser(900) as browser:
+        browser.open(page.write(tmp_path / "page.html", script).as_uri())
+        first, last = browser.evaluate("[...document.querySelectorAll('i')].map(e => e.getBoundingClientRect().x)")
+        assert first < last
+        column = "[...document.querySelectorAll('.models td')].map(e => e.textContent)"
+        for wanted in (["10", "2", "1"], ["1", "2", "10"]):
+            browser.evaluate("document.querySelector('.models th').focus()")
+            browser.press("Enter")
+            assert browser.evaluate(column) == wanted
+        style = "(name, key) => getComputedStyle(document.querySelector(name))[key]"
+        assert browser.evaluate(f"({style})('.scroll', 'overflowX')") == "auto"
+        browser.size(360, 800)
+        assert browser.evaluate("document.documentElement.scrollWidth") == 360
+        browser.media("print")
+        assert browser.evaluate(f"({style})('.scroll', 'overflowX')") == "visible"
+        assert browser.evaluate(f"({style})('h3', 'breakAfter')") == "avoid"
