@@ -7,10 +7,8 @@ being its own score.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -138,31 +136,29 @@ class StepProfile:
         return torch.empty(rows, *self.backbone.latent_shape), torch.empty(rows), texts
 
     def _predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
-        """As `Policy.predict` does it, x (b, C, h, w)."""
-        backbone, dtype = self.backbone, PRECISIONS[self.config.optimise.precision]
-        narrow = nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype=dtype)
-        if guidance == 1.0 or not backbone.classifier_free:
-            with narrow:
-                output = backbone.forward(backbone.network, x, t, cond, guidance).float()
-            return cast(Prediction, backbone.prediction(x, t, output))
-        both = Conditioning.cat([cond, cond])
-        with narrow:
-            output = backbone.forward(backbone.network, torch.cat([x, x]), torch.cat([t, t]), both, guidance)
-        negative, positive = output.float().chunk(2)
-        return cast(Prediction, backbone.prediction(x, t, backbone.guide(positive, negative, guidance, t)))
+        """Of x (b, C, h, w). The empty prompt is as long as the longest, and is counted with the texts."""
+        policy = Hollow(self.backbone, self.config)
+        lengths = None if cond.lengths is None else cond.lengths[:1]
+        extra = tuple(tensor[:1] for tensor in cond.extra)
+        policy._negative = Conditioning(cond.embeds[:1], cond.pooled[:1], lengths, extra)
+        return policy.predict(x, t, cond, guidance)
 
     def _scores(self, latents: Tensor, objective: Any) -> Tensor:
         """(b, K) of decoded latents, by an objective that back-propagates its rewards."""
-        policy: Any = SimpleNamespace(
-            backbone=self.backbone, vae=self.backbone.vae, device=latents.device, decoded=self.config.engine.decode
-        )
-
-        def decode(part: Tensor, chunk: int | None = None, grad: bool = False) -> Tensor:
-            return Policy.decode(policy, part, chunk, grad)
-
-        policy.decode = decode
+        policy = Hollow(self.backbone, self.config)
         objective.before_step(policy, None)  # the autoencoder may be asked to recompute
         return cast(Tensor, objective.scores(policy, latents, [Prompt("")] * len(latents)))
+
+
+class Hollow(Policy):
+    """As much of a policy as predicts and decodes, on a backbone of fake tensors."""
+
+    def __init__(self, backbone: Any, config: Config) -> None:
+        self.backbone, self.network, self.vae = backbone, backbone.network, backbone.vae
+        self.device, self.decoded, self.wide_attention = torch.device("cpu"), config.engine.decode, False
+        precision = PRECISIONS[config.optimise.precision]
+        self._autocast_to = None if precision == torch.float32 else precision
+        self._lockstep = self.plain_texts = None
 
 
 class ImageItself:
