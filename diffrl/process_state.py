@@ -21,7 +21,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from diffrl.switches import DEVICES, FRESH
 
@@ -31,6 +31,8 @@ ENVIRONMENT = (
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HOME", "TMPDIR", "PATH"),
 )
 _entered: list[Any] = []  # contexts that stay entered: where a plugin left another one open
+_foreign = threading.local()  # `process`: that in which this thread runs foreign code
+_leave_at_once = os._exit
 Get: TypeAlias = Callable[[], Any]
 Put: TypeAlias = Callable[[Any], Any]
 
@@ -43,11 +45,24 @@ def unchanged(tell: Callable[[str], None], elsewhere: bool = False) -> Iterator[
         tell: is called with one line for each kind of change, such as "changes torch's default dtype; it was put back".
         elsewhere: see `Noted`.
     """
-    noted = Noted(elsewhere)
+    noted, outer = Noted(elsewhere), getattr(_foreign, "process", None)
+    _foreign.process = os.getpid()
     try:
         yield
     finally:
+        _foreign.process = outer
         noted.put_back(tell)
+
+
+def _exit(code: int) -> NoReturn:
+    """`os._exit`. In foreign code it is an exception, as `sys.exit`: the process would end with any code, 0 as well,
+    without a word. A fork that foreign code makes ends as it asks to."""
+    if getattr(_foreign, "process", None) == os.getpid():
+        raise SystemExit(f"os._exit({code})")
+    _leave_at_once(code)
+
+
+os._exit = _exit
 
 
 class Noted:
@@ -256,14 +271,8 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
         "sys.excepthook": _attribute(sys, "excepthook"),
         "threading.excepthook": _attribute(threading, "excepthook"),
         "logging.disable": (lambda: manager.disable, logging.disable),
-        "diffrl's logger": (
-            lambda: (ours.level, ours.disabled, ours.propagate),
-            _set_logger,
-        ),
-        "the locale": (
-            lambda: locale.setlocale(locale.LC_ALL),
-            lambda name: locale.setlocale(locale.LC_ALL, name),
-        ),
+        "diffrl's logger": (lambda: (ours.level, ours.disabled, ours.propagate), _set_logger),
+        "the locale": (functools.partial(locale.setlocale, locale.LC_ALL),) * 2,
         "multiprocessing's start method": (
             lambda: multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
             lambda method: multiprocessing.set_start_method(method, force=True),
@@ -271,10 +280,7 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
         "the garbage collector": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         "the garbage collector's thresholds": (gc.get_threshold, lambda values: gc.set_threshold(*values)),
         "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
-        "the folder of temporary files": (
-            tempfile.gettempdir,
-            lambda folder: setattr(tempfile, "tempdir", folder),
-        ),
+        "the folder of temporary files": (tempfile.gettempdir, _attribute(tempfile, "tempdir")[1]),
         "the timer of SIGALRM": (
             lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
             lambda on: None if on else signal.setitimer(signal.ITIMER_REAL, 0),

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import TrainingError, UserError, foreign, printable
+from diffrl.errors import TrainingError, UserError, foreign, in_one_line, printable
 from diffrl.records.disk import DiskError
 from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
@@ -95,6 +95,9 @@ def _left_intact(run: Run) -> Iterator[None]:
         code = 0
     except DiskError as error:
         raise DiskError(f"{error}; {run.folder.intact}") from error
+    except SystemExit as error:  # of an objective, say: the command would end with its code, 0 as well, and no word
+        what = in_one_line(error, place=True)
+        raise TrainingError(f"an exit in the middle of the run: {what}; {run.folder.intact}") from error
     except (Interrupted, UserError) as error:
         code = EXIT_CODE if isinstance(error, Interrupted) else 2
         raise

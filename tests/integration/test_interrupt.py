@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,3 +145,15 @@ def test_a_run_of_non_finite_gradients_leaves_its_epoch_to_look_at(config_file, 
     found = json.loads((folder / "nonfinite.json").read_text())
     assert found["epoch"] == 2 and found["step"] == 2 and found["loss"] == "nan"
     assert set(found["prompts"]) <= set(Path(config.prompts.train).read_text().splitlines())
+
+
+def test_an_exit_in_an_objective_is_a_failure(config_file, monkeypatch, capsys) -> None:
+    """`sys.exit()` in one ended the run with code 0 and without a word."""
+    from diffrl.methods.nft.objective import NFT
+
+    monkeypatch.setattr(NFT, "loss", lambda *_: sys.exit(0))
+    path = config_file("leaves")
+    assert main(["train", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert re.search(r"error: an exit in the middle of the run: SystemExit: 0 \(test_interrupt.py:\d+\); there", said)
+    assert (Path(load_config(path).run_dir) / "exit_code").read_text().strip() == "1"

@@ -170,6 +170,12 @@ def test_an_exception_is_one_line_whatever_its_message(error: BaseException, sai
         Scorer({"plain": Plain(before=fail)}).score(IMAGES, PROMPTS)
 
 
+def test_an_exit_past_python_is_an_exception_with_its_code() -> None:
+    """`os._exit(0)` ended the run with code 0 and without a word."""
+    with pytest.raises(RewardError, match=r'reward "plain" .* failed with SystemExit: os\._exit\(0\); try'):
+        Scorer({"plain": Plain(before=lambda *_: os._exit(0))}).score(IMAGES, PROMPTS)
+
+
 def test_what_a_reward_changes_of_the_process_is_put_back(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(scoring.log, "warning", lambda text, *words: told.append(text % words))
@@ -187,8 +193,8 @@ def test_what_a_reward_changes_of_the_process_is_put_back(tmp_path, monkeypatch:
     ]
 
 
-@pytest.mark.parametrize("how", ["comes back", "raises"])
-def test_a_fork_that_comes_back_from_a_reward_ends_there(how: str) -> None:
+@pytest.mark.parametrize(("how", "code"), [("comes back", 0), ("raises", 0), ("exits", 7)])
+def test_a_fork_that_comes_back_from_a_reward_ends_there(how: str, code: int) -> None:
     children: list[int] = []
 
     def fork(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
@@ -196,13 +202,15 @@ def test_a_fork_that_comes_back_from_a_reward_ends_there(how: str) -> None:
             children.append(child)
         elif how == "raises":
             raise SystemExit
+        elif how == "exits":
+            os._exit(code)
 
     assert Scorer({"plain": Plain(before=fork)}).score(IMAGES, PROMPTS).isfinite().all()
     for child in children:
         end = time.monotonic() + 20
         while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
             time.sleep(0.05)
-        assert ended == (child, 0), "it waits for ever"
+        assert (ended[0], os.waitstatus_to_exitcode(ended[1])) == (child, code), "it waits for ever"
 
 
 def test_an_exit_in_a_constructor_or_a_file_is_one_line(tmp_path) -> None:
