@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM
+from transformers.models.clip.modeling_clip import CLIPMLP
 
 # What a checkpoint's `visual_config` leaves out.
 VISION: dict[str, Any] = {
@@ -77,20 +78,11 @@ class VisionAttention(nn.Module):
         return self.dense(attend(q, k, v, self.heads))
 
 
-class VisionMlp(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = self.fc1(hidden)
-        return self.fc2(hidden * torch.sigmoid(1.702 * hidden))
-
-
 class VisionLayer(nn.Module):
-    def __init__(self, width: int, inner: int, heads: int, eps: float) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        self.self_attn, self.mlp = VisionAttention(width, heads), VisionMlp(width, inner)
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.self_attn, self.mlp = VisionAttention(width, config.num_attention_heads), CLIPMLP(config)
         self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -115,13 +107,12 @@ class VisionEmbeddings(nn.Module):
 class Vision(nn.Module):
     """Pixels (B, 3, H, W) to states (B, P, D)."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        width, eps = settings["hidden_size"], settings["layer_norm_eps"]
-        self.embeddings = VisionEmbeddings(width, settings["image_size"], settings["patch_size"], eps)
-        sizes = (width, settings["intermediate_size"], settings["num_attention_heads"], eps)
-        layers = (VisionLayer(*sizes) for _ in range(settings["num_hidden_layers"]))
-        self.encoder: Any = nn.ModuleDict({"layers": nn.ModuleList(layers)})
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.embeddings = VisionEmbeddings(width, config.image_size, config.patch_size, eps)
+        layers = nn.ModuleList(VisionLayer(config) for _ in range(config.num_hidden_layers))
+        self.encoder: Any = nn.ModuleDict({"layers": layers})
         self.post_layernorm = nn.LayerNorm(width, eps)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -208,6 +199,7 @@ class MplugOwl2(LlamaForCausalLM):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
         visual: Any = config.visual_config  # type: ignore[attr-defined]
+        seen = VISION | visual["visual_model"]
         self.span = span = Span()
         for layer in self.model.layers:
             attention: Any = layer.self_attn
@@ -219,7 +211,7 @@ class MplugOwl2(LlamaForCausalLM):
                 norm: Any = type(getattr(layer, name))
                 made = Multiway(partial(norm, config.hidden_size, eps=config.rms_norm_eps), span)
                 setattr(layer, name, made)
-        self.model.vision_model = Vision(VISION | visual["visual_model"])
+        self.model.vision_model = Vision(CLIPVisionConfig(**{key: seen[key] for key in VISION}))
         self.model.visual_abstractor = Abstractor(ABSTRACTOR | visual["visual_abstractor"], config.hidden_size)
         self.post_init()
 
