@@ -2,6 +2,7 @@
 
 `at` reads what stands at one place ("4", "4,5", "4/5", "four out of five", "80 %", "4½ stars"), `score` finds the
 place: a key of JSON or a tag, "Final score: ", a line "Score: ", "I rate it ", "4 out of 5", a line with a number.
+The words that stand around them are in `numbers.yaml`.
 """
 
 from __future__ import annotations
@@ -11,79 +12,61 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from diffrl_zoo.vlm.question import Unreadable
 
 _COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 WORDS = {word: value for value, word in enumerate(_COUNTED)}
-_NAMES = (
-    r"(?:scores?|ratings?|grades?|marks?|points?|rate|assessment|evaluation|verdict|result|answer|note|nota|bewertung|"
-    r"punktzahl|punkte|wertung|puntuación|calificación|valutazione|punteggio|оценка|балл|评分|得分|分数|打分|总分|スコア|評価|"
-    r"評分|分數|總分|答案|점수|pontuação|classificação|skor|skóre|ocena|betyg|poäng|puan|arvosana|điểm|คะแนน|النتيجة|स्कोर)"
-)
-_WEAK = re.compile(
-    r"(?:points?|marks?|verdict|result|answer|note|nota|punkte|rate)", re.IGNORECASE
-)  # words of prose, too
-_FINAL = r"(?:final|overall|total|gesamt|insgesamt|总|最终|綜合|综合)[ -]?"
+_TABLE = yaml.safe_load(Path(__file__).with_name("numbers.yaml").read_text(encoding="utf-8"))
+_ANY = {role: f"(?:{'|'.join(words)})" for role, words in _TABLE.items()}
+_ANY["counted"] = f"(?:{'|'.join(WORDS)})"
+_NAMES, _UNIT = _ANY["names"], _ANY["units"]
+_WEAK = re.compile(_ANY["weak"], re.IGNORECASE)
+_FINAL = rf"{_ANY['final']}[ -]?"
 _BETWEEN = (
     r"""["'”’)\]>*_ ]*(?:/ ?\d+ ?)?(?:\((?![\d.,/ ]+\))[^()\n]*\)|\[[^\[\]\n]*\])?["' ]*"""  # Score (1-5): "Score":
 )
-_MARK = (
-    r"(?:\s*(?::|=|->|→|>|\||\bis\b:?|\bof\b|\bwould be\b|\bist\b|是|为|は)\s*|\s*\n\s*|\s+(?=\d)|\s+[-–—]\s+|"
-    r"(?<=[^\x00-\x7f])(?=\d))"
-)
+_MARK = rf"(?:\s*{_ANY['marks']}\s*|\s*\n\s*|\s+(?=\d)|\s+[-–—]\s+|(?<=[^\x00-\x7f])(?=\d))"
 _LABEL = re.compile(rf"{_NAMES}{_BETWEEN}{_MARK}", re.IGNORECASE)
 _FINAL_LABEL = re.compile(
-    rf"{_FINAL}{_NAMES}{_BETWEEN}{_MARK}|{_FINAL.removesuffix('[ -]?')}{_BETWEEN}[:=|]\s*|\\boxed *(?=[\d.{{-])",
-    re.IGNORECASE,
+    rf"{_FINAL}{_NAMES}{_BETWEEN}{_MARK}|{_ANY['final']}{_BETWEEN}[:=|]\s*|\\boxed *(?=[\d.{{-])", re.IGNORECASE
 )
 _VERB = re.compile(
-    r"\b(?:rate|rated|give|gave|assign|award|score|scored|scores|deserves?|gets?|receives?|earns?|say)\b"
-    r"(?: (?:it|this|that|the|image|picture|photo|one|an?|as|at|with|of|score|rating|grade|solid|strong|overall|is))*"
-    rf" (?=[\d.]|(?:{'|'.join(WORDS)})\b)|(?<=[打给給])(?=\d)|"
+    rf"\b{_ANY['verbs']}\b(?: {_ANY['fillers']})* (?=[\d.]|{_ANY['counted']}\b)|(?<=[打给給])(?=\d)|"
     r"\b(?:it|this|that)(?:['’]s| is) an? (?=[\d.]+(?:[.!]?\s*$|/| out of))",
     re.IGNORECASE,
 )
 _DIGITS = r"(?:\d+(?:[.,]\d+)?|\.\d+)(?:e[+-]?\d+)?"
-_WORD = rf"(?:{'|'.join(WORDS)})\b(?:[ ]and[ ]a[ ]half\b)?"
+_WORD = rf"{_ANY['counted']}\b(?:[ ]and[ ]a[ ]half\b)?"
 _VALUE = re.compile(
-    rf"""[\s"'“‘(\[{{<*_`$~≈]*(?:(?:about|around|roughly|approx\.?|approximately|only|just|an?|ca\.?|etwa|solid|strong|maybe|perhaps)\s+)*
+    rf"""[\s"'“‘(\[{{<*_`$~≈]*(?:{_ANY["about"]}\s+)*
     (?P<sign>[-+]|minus)?\s*(?:(?P<number>{_DIGITS})(?:[ ](?P<up>[123])/(?P<down>[234])(?![\d.]))?|(?P<word>{_WORD}))
     ["'”’*_`$]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-_UNIT = (
-    r"(?:points?|pts?\.?|stars?|marks?|punkte?n?|sterne?n?"
-    r"|étoiles?|estrellas?|stelle|звезд\w*|点|點|分|점|балл\w*|★|⭐)"
-)
 _OF = re.compile(
-    rf"""\s*-?(?:{_UNIT}\s*)?[(\[,]?\s*(?:/|⁄|\bout\s+of\b|\bof\b|\bvon\b|\bsur\b|\bde\b|\bsu\b|\bиз\b)\s*(?:a\s+)?(?:the\s+)?
+    rf"""\s*-?(?:{_UNIT}\s*)?[(\[,]?\s*{_ANY["of"]}\s*(?:a\s+)?(?:the\s+)?
     (?:maximum\s+(?:of\s+)?|max\.?\s+|possible\s+|total\s+(?:of\s+)?)*["']?(?P<of>{_DIGITS}|{_WORD})""",
     re.IGNORECASE | re.VERBOSE,
 )
-_PERCENT = re.compile(r"\s*(?:%|percent\b|per cent\b|prozent\b)", re.IGNORECASE)
+_PERCENT = re.compile(rf"\s*{_ANY['percent']}", re.IGNORECASE)
 # After a number: a range, a list of numbers, a bound, or what makes it no number at all.
 _MORE = re.compile(
-    rf"""\s*(?:{_UNIT}\s*)?(?:(?:->|=>|→|-|–|—|~|±|\+/-|\+|\.{{2,}}|…|/|×|·|\*|x\b|to\b|or\b|and\b|bis\b|oder\b|through\b|,|;|至|到|或)\s*)*
+    rf"""\s*(?:{_UNIT}\s*)?(?:{_ANY["joins"]}\s*)*
     (?:(?:maybe|perhaps|even|possibly)\s+)?[-+]?(?:{_DIGITS}|{_WORD})(?!\s*[.)]\s+[A-Z])""",
     re.IGNORECASE | re.VERBOSE,
 )
 _GLUED = re.compile(r"[^\W\d_]|[.,:]\d|\+|\^")
-_BOUND = re.compile(
-    r"(?:>=?|<=?|≥|≤|at least|at most|more than|less than|above|below|over|under|not|between|from|mindestens|höchstens)"
-    r"\s*$",
-    re.IGNORECASE,
-)
-_CORRECTION = re.compile(
-    r"\b(?:wait\b|actually,|correction\b|on second thought|scratch that|let me (?:re|correct)|i meant|revised|rather,)",
-    re.IGNORECASE,
-)
+_BOUND = re.compile(rf"{_ANY['bounds']}\s*$", re.IGNORECASE)
+_CORRECTION = re.compile(rf"\b{_ANY['corrections']}", re.IGNORECASE)
 _TAG = re.compile(rf"<((?:\w+_)?{_NAMES})>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _STARS = re.compile(r"^(?:.*[:=])?[^\w★☆⭐]*([★⭐]+)(☆*)[^\w★☆⭐]*$", re.MULTILINE)
-_REFUSAL = re.compile(r"\b(?:can(?:no|'|’)t|unable|won['’]t|will not|refuse|decline|sorry|not able)\b", re.IGNORECASE)
-# After "4 out of 5" in a sentence: of apples it is no score.
-_PROSE = re.compile(rf"\s+(?!{_UNIT}|because|since|for|as|to|overall|in|on|and|but|with|due)[^\W\d]", re.IGNORECASE)
+_REFUSAL = re.compile(rf"\b{_ANY['refusals']}\b", re.IGNORECASE)
+_PROSE = re.compile(rf"\s+(?!{_UNIT}|{_ANY['prose']})[^\W\d]", re.IGNORECASE)
 _LIST = re.compile(r"^\s*(?:[-*•|>#]+\s*|\d+[.)]\s+(?=[^\W\d]))*")
 
 
