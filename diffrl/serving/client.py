@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import math
 import os
 import random
@@ -33,6 +34,7 @@ from diffrl.rewards.credentials import redact
 from diffrl.rewards.secrets import check_file, check_transport
 
 T = TypeVar("T")
+log = logging.getLogger("diffrl")
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 PATIENCE = 600.0  # seconds, as a default
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # seconds that a server rests after a failure, doubled from one to the next
@@ -84,6 +86,8 @@ class Answer:
     @property
     def problem(self) -> str:
         """`401: send the header ...`."""
+        if self.status in range(300, 400) and (place := self.headers.get("location")):
+            return f"{self.status}: it sends elsewhere, which is not followed: {redact(place[:200])}"
         try:
             message = json.loads(self.body)
             text = message.get("error") or message.get("detail") or message.get("message") or ""
@@ -144,7 +148,8 @@ class Servers:
         proxies: bool = False,
         what: str = "servers",
     ) -> None:
-        self.urls = list(dict.fromkeys(_checked(url, what) for url in ([urls] if isinstance(urls, str) else urls)))
+        given = [urls] if isinstance(urls, str) else urls or ()
+        self.urls = list(dict.fromkeys(_checked(url, what) for url in given))
         for url in self.urls if token is not None else ():
             check_transport(url, what)
         if not self.urls:
@@ -228,6 +233,8 @@ class Servers:
                 server.refused(began, loop.time(), False, _wait(answer.headers))
             except httpx.HTTPError as error:
                 problem = f"server {server.url}: {_reason(error)}"
+                if server.gone and began > server.failed and server.pause <= FIRST_PAUSE:  # no mere disconnect
+                    log.warning("%s; it is asked again for up to %g s", problem, self.patience)
                 server.refused(began, loop.time(), True, 0.0)
             finally:
                 server.busy -= 1
@@ -351,7 +358,8 @@ def _checked(url: str, what: str) -> str:
     try:
         parts = urlsplit(url)
         path_alone = not parts.query and not parts.fragment  # what is asked for is written behind it
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and path_alone
+        name = (parts.hostname or "").encode("idna")  # as it is looked up
+        fine = parts.scheme in ("http", "https") and parts.port != 0 and path_alone and url.isprintable() and bool(name)
     except ValueError:
         fine = False
     if not fine:

@@ -14,6 +14,7 @@ What a POST answers has the reward's identity in the header `Diffrl-Identity`: a
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from fastapi import Depends, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, nearest, say
 from diffrl.rewards.answers import applies
 from diffrl.rewards.fingerprint import essential
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
@@ -204,7 +205,11 @@ def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
 def serve(served: Mapping[str, Served], host: str, port: int, options: Options, ready: Callable[[str], object]) -> None:
     """Serve until interrupted or terminated. `port` 0: a free one. `ready` gets the URL when the socket is bound."""
     check_address(host, options.token)
-    listen(make_app(served, options), host, port, ready)
+    try:
+        listen(make_app(served, options), host, port, ready)
+    except KeyboardInterrupt:
+        say("diffrl: interrupted")
+        os._exit(130)  # a call of a reward that hangs would keep the interpreter from its end
 
 
 def check_served(one: Served) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,17 @@ def test_a_wrong_token_and_an_absent_server_are_named(url: str, remote: Callable
         remote("light")
     with pytest.raises(UserError, match=r"server http://127.0.0.1:9: ConnectError"):
         load_reward("remote", reward="light", servers=["http://127.0.0.1:9"])
-    for odd in ("localhost:8000", "http://127.0.0.1:9?version=2", "http://127.0.0.1:9/v1#a"):  # paths go behind it
+    for odd in (
+        "localhost:8000",
+        "http://127.0.0.1:9?version=2",
+        "http://127.0.0.1:9/v1#a",
+        "http://127.0.0.1:9\n",
+        "http://a..b",
+    ):
         with pytest.raises(UserError, match=f'"{re.escape(odd)}" is not a URL'):
             load_reward("remote", reward="light", servers=odd)
+    with pytest.raises(UserError, match="servers: name at least one"):
+        load_reward("remote", reward="light", servers=None)
 
 
 def test_a_failing_reward_is_an_error_with_its_server_and_nobody_elses(
@@ -153,7 +162,7 @@ def test_a_full_house_is_busy_and_clients_come_again(light: Light) -> None:
         first.join()
 
 
-def test_servers_are_used_in_turn_and_a_dead_one_is_passed_over() -> None:
+def test_servers_are_used_in_turn_and_a_dead_one_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     lights = [Light(), Light()]
     with running({"light": Served(lights[0], REDNESS)}) as url:
         with running({"light": Served(lights[1], REDNESS)}) as other:
@@ -164,6 +173,8 @@ def test_servers_are_used_in_turn_and_a_dead_one_is_passed_over() -> None:
         assert sum(lights[0].sizes) == 18
     with pytest.raises(RemoteError, match=r"server http://127.0.0.1:\d+: .*and 1 more.* given up after"):
         reward(IMAGES, ["a"] * 12, [{}] * 12)
+    waiting = sorted(line.partition(": ")[0] for line in caplog.messages if "it is asked again for up to 1 s" in line)
+    assert waiting == sorted(f"server {one}" for one in (url, other))  # once each
 
 
 def test_servers_that_differ_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +245,29 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130 and process.stderr is not None
         assert process.stderr.read() == "diffrl: interrupted\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.long
+def test_a_call_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """Ctrl-C waited for the reward's call; the second one ended in a traceback."""
+    file = tmp_path / "slow.py"
+    file.write_text("import time\nclass Slow:\n    name = 'slow'\n    def __call__(self, i, p, m): time.sleep(600)\n")
+    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    command = [sys.executable, "-m", "diffrl", "rewards", "serve", f"{file}:Slow", "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=listen)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        url = process.stdout.readline().split(" on ")[1].split()[0]
+        body, kind = encode(IMAGES[:1], ["a"], [{}], "tensors")
+        score = partial(httpx.post, f"{url}/rewards/slow/score", content=body, headers={"Content-Type": kind})
+        with suppress(httpx.ReadTimeout):
+            score(timeout=1.0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130 and process.stderr.read() == "diffrl: interrupted\n"
     finally:
         process.kill()
         process.communicate()

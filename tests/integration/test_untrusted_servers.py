@@ -140,6 +140,18 @@ def test_answers_that_are_not_taken(speech: Speech, text: str) -> None:
             reward(IMAGES[:1], ["a"], [{}])
 
 
+@pytest.mark.parametrize("status", ["301 Moved Permanently", "307 Temporary Redirect", "308 Permanent Redirect"])
+def test_a_server_that_sends_elsewhere_is_not_followed_and_the_place_is_named(status: str) -> None:
+    """A token, images and prompts go where the config says."""
+    moved = said(b"<html>moved</html>", "Location: https://me:word@else.example/rewards/light")
+    with speaking(lambda send: send(moved.replace(b"200 OK", status.encode()))) as url:
+        text = (
+            f"server {url}: {status[:3]}: it sends elsewhere, which is not followed: https://\\*\\*\\*@else.example/r"
+        )
+        with pytest.raises(UserError, match=text):
+            load_reward("remote", reward="light", servers=url)
+
+
 @pytest.mark.parametrize("changes", [{"limits": []}, {"name": 3}, {"card": {"range": 1}}, {"batch_size": "x"}])
 def test_descriptions_that_are_not_taken(changes: dict[str, Any]) -> None:
     with speaking(described(**changes)) as url, pytest.raises(UserError, match="does not describe its reward"):
