@@ -54,12 +54,12 @@ def unchanged(tell: Callable[[str], None], elsewhere: bool = False) -> Iterator[
         noted.put_back(tell)
 
 
-def _exit(code: int) -> NoReturn:
+def _exit(status: int) -> NoReturn:
     """`os._exit`. In foreign code it is an exception, as `sys.exit`: the process would end with any code, 0 as well,
     without a word. A fork that foreign code makes ends as it asks to."""
     if getattr(_foreign, "process", None) == os.getpid():
-        raise SystemExit(f"os._exit({code})")
-    _leave_at_once(code)
+        raise SystemExit(f"os._exit({status})")
+    _leave_at_once(status)
 
 
 os._exit = _exit
