@@ -16,15 +16,11 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl_zoo.cards import card_of
+from diffrl_zoo.diversity import effective_number
 from diffrl_zoo.references import References
 from diffrl_zoo.vision import Looker
 
 _AT_ONCE = 2**24  # float64 numbers of the matrices that are decomposed together: 128 MB
-
-
-def effective_number(values: Tensor) -> Tensor:
-    """exp of the entropy of a kernel's eigenvalues (..., D), which sum to 1: the Vendi score."""
-    return torch.special.entr(values.clamp(min=0.0)).sum(-1).exp()
 
 
 def vendi_gains(x: Tensor, wanted: Tensor) -> tuple[Tensor, float]:

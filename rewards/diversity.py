@@ -20,6 +20,11 @@ from diffrl_zoo.vision import Looker
 RANGES = {"nearest": (0.0, 2.0), "vendi": (float("-inf"), float("inf"))}
 
 
+def effective_number(values: Tensor) -> Tensor:
+    """exp of the entropy of a kernel's eigenvalues (..., D), which sum to 1: the Vendi score."""
+    return torch.special.entr(values.clamp(min=0.0)).sum(-1).exp()
+
+
 def vendi_score(x: Tensor) -> Tensor:
     """exp of the entropy of the eigenvalues of `x x^T / n`, in [1, n]: the effective number of distinct images.
 
@@ -27,8 +32,7 @@ def vendi_score(x: Tensor) -> Tensor:
     """
     x = (x.cpu() if x.device.type == "mps" else x).double()  # Apple's devices have no float64
     # x x^T and x^T x share their nonzero eigenvalues; the group is the smaller side.
-    values = torch.linalg.eigvalsh(x @ x.T / len(x)).clamp(min=0.0)
-    return torch.special.entr(values).sum().exp()
+    return effective_number(torch.linalg.eigvalsh(x @ x.T / len(x)))
 
 
 def vendi_contributions(x: Tensor) -> Tensor:

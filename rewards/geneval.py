@@ -26,7 +26,6 @@ from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
 from diffrl_zoo.geneval_rules import (
     COLORS,
-    Box,
     Colours,
     Detection,
     Objects,
@@ -96,6 +95,8 @@ class Detector:
         self, logits: Tensor, masks: Tensor, size: tuple[int, int], least: float
     ) -> dict[str, list[Detection]]:
         """One image's logits (Q, C + 1) and masks (Q, h, w): confidence = class probability * mean mask probability."""
+        from torchvision.ops import masks_to_boxes
+
         probabilities = logits.softmax(dim=-1)[:, :-1]
         scores, places = probabilities.flatten().topk(min(TOP, probabilities.numel()))
         detections: dict[str, list[Detection]] = {}
@@ -109,7 +110,9 @@ class Detector:
                 continue
             score *= float(mask.sigmoid()[inside].mean())
             if score > least:
-                detections.setdefault(self.names[label], []).append(Detection(_box(inside), score, inside))
+                left, top, right, bottom = masks_to_boxes(inside[None])[0].tolist()
+                box = (left, top, right + 1, bottom + 1)  # its right and lower ends exclusive
+                detections.setdefault(self.names[label], []).append(Detection(box, score, inside))
         return detections
 
     def _boxes(self, row: Mapping[str, Tensor]) -> dict[str, list[Detection]]:
@@ -119,12 +122,6 @@ class Detector:
         ):
             detections.setdefault(self.names[label], []).append(Detection((box[0], box[1], box[2], box[3]), score))
         return detections
-
-
-def _box(mask: Tensor) -> Box:
-    """The box around a mask (H, W), its right and lower ends exclusive."""
-    rows, columns = mask.any(dim=1).nonzero().flatten(), mask.any(dim=0).nonzero().flatten()
-    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 
 
 class ColourClassifier:
