@@ -84,13 +84,13 @@ class Drawing:
         for key, value in recorded(vars(self)).items():
             object.__setattr__(self, key, value)
 
-    def policy(self) -> Policy:
-        """The model on this process's device; bf16 on an accelerator."""
+    def policy(self, **other: Any) -> Policy:
+        """The model on this process's device; bf16 on an accelerator. `other` keys of `load_policy` go on top."""
         device = join_processes().device
         precision = "fp32" if device.type == "cpu" else "bf16"
         kind: dict[str, Any] = {key: getattr(self, key) for key in ("resolution", "family", "merge", "text_length")}
         try:
-            policy = load_policy(self.model, start=self.lora, precision=precision, device=device, **kind)
+            policy = load_policy(self.model, start=self.lora, precision=precision, device=device, **kind | other)
         except UserError as error:
             if str(error).startswith("rollout.resolution: "):
                 raise UserError(str(error).removeprefix("rollout.")) from error

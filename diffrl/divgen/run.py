@@ -19,7 +19,7 @@ from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.launched import join_processes
 from diffrl.lora_files import as_list, lora_file
-from diffrl.policy import Policy, load_policy
+from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_text
@@ -48,20 +48,11 @@ class Job:
             lora = yaml.safe_load(config.read_text(encoding="utf-8"))["lora"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"--checkpoint: {folder} has no readable {config} ({error})") from error
-        device = join_processes().device
         with foreign(config):
             layers = dict.fromkeys(key.rpartition(".lora_")[0] for key in tensors["lora"])
             spec = spec_of({**lora, "targets": [*layers]})
-        policy = load_policy(
-            self.drawing.model,
-            lora=spec,
-            precision="fp32" if device.type == "cpu" else "bf16",
-            device=device,
-            resolution=self.drawing.resolution,
-            family=self.drawing.family,
-            text_length=self.drawing.text_length,
-            merge=[*(lora.get("merge") or ()), *as_list(self.drawing.merge)],
-        )
+        merge = [*(lora.get("merge") or ()), *as_list(self.drawing.merge)]
+        policy = self.drawing.policy(lora=spec, merge=merge)
         policy.load_state("default", tensors.get("ema", tensors["lora"]))
         return policy
 
