@@ -12,10 +12,12 @@ scripts see it (`seen_size`), y downwards. Words are (text, part of speech), as 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from torch import Tensor
 
+from diffrl_zoo import geneval_rules
 from diffrl_zoo.geneval_rules import Box, Detection
 
 Objects = Sequence[tuple[str, Detection]]
@@ -34,6 +36,7 @@ DEPTHS = ("in front of", "behind", "hidden")
 BETWEEN = ("on top of", "on bottom of", "on the left", "on the right", "next to", "on side of", "near")  # of two things
 REACH = 150.0  # pixels
 OVERLAP, OVERLAP_IN_DEPTH, ONE_THING = 0.1, 0.5, 0.9
+iou = partial(geneval_rules.iou, last=0.0)  # of boxes of real numbers
 LEAST = 0.5  # a lower score of a position is 0
 SHORT, LONG = 479, 480  # pixels of the shorter side, and of the longer one at most
 PEOPLE = ("boy", "girl", "man", "woman")
@@ -76,13 +79,6 @@ def pair_around(words: Words) -> Pair | None:
         names = [a[0] for a, b in pairwise(after) if a[1] == "PROPN" != b[1]]
         things += [*before[-1:], *(nouns or names)[:1]]
     return (_detected(things[0]), _detected(things[1])) if len(things) == 2 else None
-
-
-def iou(a: Box, b: Box) -> float:
-    """Intersection over union of two boxes of real numbers; 0 for two without area."""
-    shared = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
-    return shared / union if union else 0.0
 
 
 def in_place(relation: str | None, a: Box, b: Box) -> float:

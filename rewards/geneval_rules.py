@@ -47,11 +47,12 @@ Objects = Mapping[str, Sequence[Detection]]
 Colours = Callable[[Sequence[Detection], str], Sequence[str]]  # (objects, their class) to their colours
 
 
-def iou(a: Box, b: Box) -> float:
-    """Intersection over union of two boxes whose last pixels are inside, as the published code counts them."""
+def iou(a: Box, b: Box, last: float = 1.0) -> float:
+    """Intersection over union of two boxes, 0 for two without area. `last`: 1 where the last pixels are inside, as the
+    published code counts them, 0 for boxes of real numbers."""
 
     def area(box: Box) -> float:
-        return max(box[2] - box[0] + 1, 0.0) * max(box[3] - box[1] + 1, 0.0)
+        return max(box[2] - box[0] + last, 0.0) * max(box[3] - box[1] + last, 0.0)
 
     shared = area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))
     union = area(a) + area(b) - shared
