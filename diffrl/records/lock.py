@@ -101,7 +101,7 @@ class FolderLock:
 def renewed(folder: Path) -> bool:
     """Was the folder's lock renewed a moment ago, by the clock of this machine? Touches nothing; for readers."""
     with contextlib.suppress(OSError):
-        return time.time() - (folder / NAME).stat().st_mtime < PATIENCE
+        return abs(time.time() - (folder / NAME).stat().st_mtime) < PATIENCE  # a clock may have gone back
     return False
 
 

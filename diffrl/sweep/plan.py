@@ -52,13 +52,11 @@ class Member:
     @property
     def finished(self) -> bool:
         """Has it trained all its epochs, or been stopped by its guard, with everything written?"""
-        rows, report = read_metrics(self.folder), self.folder / "report.html"
-        if not rows or not report.is_file():
+        rows, code = read_metrics(self.folder), self.folder / "exit_code"
+        # The last that a run writes: killed before, it is started again and only writes what is missing.
+        if not rows or not code.is_file() or code.read_text() != "0\n":
             return False
         stopped = self.config.guard.stop and any(key.startswith("alarm/") for key in rows[-1])
-        # The report is the last that a run writes: killed before, it is started again and only writes what is missing.
-        if report.stat().st_mtime_ns < (self.folder / "metrics.jsonl").stat().st_mtime_ns:
-            return False
         if not stopped and rows[-1]["epoch"] < self.config.epochs:
             return False
         saved = checkpoint.latest(self.folder)

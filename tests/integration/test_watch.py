@@ -82,6 +82,9 @@ def test_what_it_shows_and_how_it_escapes(run: Path, url: str, charts: None) -> 
     assert "<svg" in parts["run"] and "stopped: 2 of 9 epochs" in parts["run"]
     (run / ".lock").touch()
     assert "running: 2 of 9 epochs" in get(url, "/parts/run").text
+    year = time.time() + 365 * 86400
+    os.utime(run / ".lock", (year, year))  # of a run that was killed before the clock went back
+    assert "stopped: 2 of 9 epochs" in get(url, "/parts/run").text
     (run / ".lock").unlink()
     assert "clip 0.1" in parts["groups"] and "epoch 2" in parts["groups"]
     assert "data:image/png" in parts["samples"] and 'class="choice"' in parts["votes"]

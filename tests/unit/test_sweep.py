@@ -154,6 +154,18 @@ def test_a_changed_config_is_refused_and_more_epochs_go_on(config_file, tmp_path
     assert settle(more) == ["one: 3 epochs before, 4 now: its runs go on"] and not more[0].finished
 
 
+def test_a_run_is_done_when_it_says_so_whatever_the_clock_did(config_file, tmp_path: Path) -> None:
+    """Times of files were compared: after a clock had gone back in a run, its sweep was never done."""
+    (member,) = plan([str(config_file("one", epochs=1))], [], {}, 1, tmp_path / "out")
+    settle([member])
+    assert not member.finished and main(list(member.job.command[3:])) == 0 and member.finished
+    year = time.time() + 365 * 86400
+    os.utime(member.folder / "metrics.jsonl", (year, year))
+    assert member.finished
+    (member.folder / "exit_code").unlink()  # killed while it wrote its report
+    assert not member.finished
+
+
 @pytest.mark.parametrize(
     "words, text",
     [
