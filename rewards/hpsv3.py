@@ -30,6 +30,9 @@ SIDE = 28  # the sides of a picture are multiples of it
 PIXELS = 256 * SIDE**2  # about as many has every picture
 INSTRUCTION = Path("dataset", "data_collator_qwen.py")  # in the original's package
 HEAD, CONDITION, FILM, CAPABILITY = "rm_head.", "cond_encoder.", "film_gen.", "cap_encoder."
+BESIDE = ("lm_head.", HEAD, CONDITION, FILM, CAPABILITY)  # tensors that are not the backbone's
+# Names of transformers when the files were made, and now: HPSv3's is from before both halves were under `model`.
+NAMES = {r"^model\.(?!visual\.|language_model\.)": "language_model.", r"^model\.": ""}
 
 
 class HPSv3:
@@ -179,26 +182,14 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _network(kind: Any, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, where: str) -> nn.Module:
-    """The backbone with the file's tensors; UserError if one is left over or lacking.
-
-    The names are those of transformers when the file was made: HPSv3's before it put both halves under `model`.
-    """
-    own = {}
-    for key, tensor in tensors.items():
-        if key.startswith("visual."):
-            own[key] = tensor
-        elif key.startswith("model.") and not key.startswith(("model.visual.", "model.language_model.")):
-            own["language_model." + key.removeprefix("model.")] = tensor
-        elif key.startswith("model."):
-            own[key.removeprefix("model.")] = tensor
-        elif not key.startswith(("lm_head.", HEAD, CONDITION, FILM, CAPABILITY)):
-            raise UserError(f'hpsv3: {where} has the unknown tensor "{key}"')
-    words = own.get("language_model.embed_tokens.weight")
+    """The backbone with the file's tensors; UserError if one is left over or lacking."""
+    own = {key: tensor for key, tensor in tensors.items() if not key.startswith(BESIDE)}
+    words = next((tensor for key, tensor in own.items() if key.endswith(".embed_tokens.weight")), None)
     if words is None:
         raise UserError(f"hpsv3: {where} has no embedding of words; it is not HPSv3")
     config.text_config.vocab_size = len(words)  # the tokenizer's words and the mark, where the backbone has spare rows
     try:
-        return complete(kind, None, config, dtype, f"hpsv3: {where}", state_dict=own)
+        return complete(kind, None, config, dtype, f"hpsv3: {where}", state_dict=own, key_mapping=NAMES)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
