@@ -1,13 +1,15 @@
-"""Arguments and words that several commands read, and their checks. Imports nothing heavy."""
+"""Types of arguments, words that several commands read, and their checks. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import short_name
@@ -15,6 +17,17 @@ from diffrl.plugins import short_name
 # Options that are keys of a `diffrl.drawing.Drawing`.
 DRAWN = {"model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"}
 DRAWN |= {"batch_size", "family", "merge", "lora", "like", "out"}
+
+
+def refuse(word: str, command: argparse.ArgumentParser) -> NoReturn:
+    """UserError for a word that the command does not know, with its nearest option."""
+    if not word.startswith("-"):
+        command.error(f'unexpected argument "{word}"')
+    text, name = command.format_help(), word.split("=")[0]
+    known = set(re.findall(r"--[\w-]+", text))
+    keyed = "section.key=value" in text and not get_close_matches(name, known, 1, 0.75)
+    key = f"; a key of the config is written {name.lstrip('-')}=VALUE, without dashes"
+    raise UserError(f'unknown option "{word}"{key if keyed else nearest(name, known)}')
 
 
 def configs_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -100,42 +113,6 @@ def guidance(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{error}{none}") from None
 
 
-def add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
-    """MODEL, and the options that say how its images are drawn.
-
-    members: images of each prompt by default; 0: of a benchmark, which says how many; None: something else does.
-    """
-    benchmark = members == 0
-    text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
-    command.add_argument("--model" if benchmark else "model", metavar="MODEL", help=text)
-    text = "a model family of your own (default: by the pipeline's class)"
-    command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
-    text = "a LoRA that becomes part of MODEL first, such as playground/turbo: as --lora; may be given again"
-    command.add_argument("--merge", action="append", metavar="LORA[=WEIGHT]", help=text)
-    command.add_argument(
-        "--lora", metavar="LORA", help="a trained LoRA: a run, a folder, a file, or OWNER/NAME[@REVISION][:FILE]"
-    )
-    first, default = ("the benchmark's", None) if benchmark else (0, 0)
-    text = f"of the noise (default {first})"
-    command.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=default, metavar="S", help=text)
-    if members is not None:
-        text = f"images per prompt (default {members or first})"
-        command.add_argument("--per-prompt", type=whole_number(1), default=members or None, metavar="M", help=text)
-    text = "draw as this run evaluates: solver, steps, guidance, size, where no option says otherwise"
-    command.add_argument("--like", type=Path, metavar="RUN_DIR", help=text)
-    text = "sampling steps (default: as the model's authors draw; 10 where they are not known)"
-    command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
-    text = "euler, dpm2 (as training evaluates) or ddim (default: what the plain pipeline uses)"
-    command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
-    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the LoRA's training, else the model's)"
-    command.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
-    text = "images per forward (default 32)"
-    command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
-    text = "classifier-free guidance, 1 is none (default: the LoRA's training, else the authors')"
-    command.add_argument("--guidance-scale", type=guidance, metavar="G", help=text)
-    command.add_argument("--limit", type=whole_number(1), metavar="N", help="use the first N prompts only")
-
-
 def resolution(text: str) -> int | tuple[int, int]:
     """argparse's type of a side, or WIDTHxHEIGHT, in pixels."""
     words = text.split("x")
@@ -145,13 +122,13 @@ def resolution(text: str) -> int | tuple[int, int]:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
-def add_texts(command: argparse.ArgumentParser) -> None:
-    """`--prompts` or `--prompt`."""
-    either = command.add_mutually_exclusive_group(required=True)
-    text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
-    either.add_argument("--prompts", metavar="FILE|SET", help=text)
-    text = "a prompt itself; may be repeated"
-    either.add_argument("--prompt", action="append", metavar="TEXT", help=text)
+TYPES: dict[str, Any] = {  # as `tables` names them
+    "seed": whole_number(0, 2**63 - 1),
+    "positive": positive_number,
+    "guidance": guidance,
+    "resolution": resolution,
+}
+RANGES: dict[str, Callable[..., Any]] = {"whole": whole_number, "number": number_between}
 
 
 def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -198,6 +175,12 @@ def rewards_of(arguments: argparse.Namespace, rest: Sequence[str], command: str)
     if not names:
         raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
     return named_rewards([*names, *rest], command)
+
+
+def print_list(source: Any, arguments: argparse.Namespace) -> None:
+    """What the module `source` lists: as Markdown, or as wide as the terminal."""
+    width = shutil.get_terminal_size((80, 24)).columns
+    print(source.markdown() if arguments.markdown else source.overview(width) + "\n", end="")
 
 
 def need(command: str, extra: str, *modules: str) -> None:

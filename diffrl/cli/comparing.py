@@ -1,5 +1,5 @@
-"""The commands for runs that are there: `report` writes one's page again, `compare` puts several side by side; and
-`sweep`, which makes several."""
+"""The commands for runs that are there: `report` writes one's page again, `watch` serves a live one, `compare` puts
+several side by side; and `sweep`, which makes several."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from diffrl.cli.arguments import configs_of, need, whole_number
-from diffrl.errors import UserError, say
+from diffrl.cli.arguments import configs_of, need
+from diffrl.errors import UserError, nearest, say
 from diffrl.records.disk import check_writable
 from diffrl.records.outputs import out_file
 from diffrl.resources import file_of_run
@@ -21,64 +20,6 @@ if TYPE_CHECKING:
     from diffrl.sweep.plan import Member
 
 SUFFIXES = (".md", ".tex")
-
-
-def add(add: Callable[..., Any]) -> None:
-    """Register the commands with the command line's `add`."""
-    command = add(
-        "report",
-        report,
-        "write a run's page again; with --divgen also what DivGenBench says of its diversity",
-        "diffrl report runs/nft --divgen",
-    )
-    command.add_argument("run", metavar="RUN_DIR", type=Path, help="the folder of a run")
-    text = "draw prompts of DivGenBench with the base model and with the LoRA, as the run evaluates, and compare them"
-    command.add_argument("--divgen", action="store_true", help=text)
-    text = "with --divgen: prompts of each of its four dimensions (default 16)"
-    command.add_argument("--limit", type=whole_number(1), default=16, metavar="N", help=text)
-    text = "with --divgen: images per prompt (default 4)"
-    command.add_argument("--per-prompt", type=whole_number(2), default=4, metavar="M", help=text)
-
-    command = add(
-        "compare",
-        compare,
-        "compare runs: curves on one page; seeds as a mean with its interval, and tests",
-        "diffrl compare runs/a runs/b",
-        "diffrl compare runs/a runs/b --out ab.html",
-        "diffrl compare runs/sweep --out sweep.html --table sweep.tex",
-    )
-    text = "folders of runs, or of sweeps; runs that differ by their seed only become one group"
-    command.add_argument("runs", nargs="+", metavar="RUN_DIR|SWEEP", type=Path, help=text)
-    command.add_argument("--out", type=Path, metavar="FILE.html", help="the page to write (default: a table here)")
-    text = "a table of the last values and their differences: Markdown, or LaTeX (booktabs)"
-    command.add_argument("--table", type=Path, metavar="FILE.md|FILE.tex", help=text)
-
-    command = add(
-        "sweep",
-        sweep,
-        "train configs with several seeds and variations, a few at a time; go on after a kill",
-        "diffrl sweep playground/nft playground/grpo --seeds 5 --jobs 2 --out runs/bases",
-        "diffrl sweep my.yaml epochs=20 --vary nft.beta=0.1,1.0 --out runs/beta",
-        words_anywhere=True,
-    )
-    usage = "diffrl sweep CONFIG [CONFIG ...] [section.key=value ...] [--seeds N]\n"
-    usage += "                    [--vary section.key=A,B ...] [--jobs N]\n"
-    usage += "                    [--slurm KEY=VALUE,...] --out FOLDER"
-    command.usage = usage
-    text = "YAML files or shipped configs, then overrides for all of them; the same command continues where it stopped"
-    command.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    text = "how many seeds, 0 to N - 1 (default 5)"
-    command.add_argument("--seeds", type=whole_number(1, 10**4), default=5, metavar="N", help=text)
-    text = "a key and its values; may be repeated: every combination is run"
-    command.add_argument("--vary", action="append", default=[], metavar="section.key=A,B", help=text)
-    text = (
-        "runs at a time, one CPU thread each, so that N changes no result; several GPUs are shared out "
-        "(default: one run, on all threads)"
-    )
-    command.add_argument("--jobs", type=whole_number(1, 1024), metavar="N", help=text)
-    text = "run them as jobs of Slurm, in an array: partition=gpu,gpus_per_node=1,timeout_min=600 (extra: sweep)"
-    command.add_argument("--slurm", metavar="KEY=VALUE,...", help=text)
-    command.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the runs are")
 
 
 def report(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -118,6 +59,28 @@ def compare(arguments: argparse.Namespace, rest: list[str]) -> int:
         from diffrl.report.compare import text_of
 
         print(text_of(arguments.runs))
+    return 0
+
+
+def watch(arguments: argparse.Namespace, rest: list[str]) -> int:
+    run: Path = arguments.run
+    if not run.is_dir():
+        folders = [folder.name for folder in run.parent.iterdir() if folder.is_dir()] if run.parent.is_dir() else []
+        raise UserError(f'watch: no folder "{run}"{nearest(run.name, folders)}')
+    if not any((run / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
+        raise UserError(f'watch: "{run}" is not a run\'s folder: it has neither config.yaml nor metrics.jsonl')
+    need("watch", "serve", "fastapi", "uvicorn")
+    from diffrl.serving.client import find_token
+    from diffrl.watch.server import Settings
+    from diffrl.watch.server import watch as serve
+
+    token = None if arguments.token_file is None else find_token(arguments.token_file, trusted=True)
+
+    def ready(url: str) -> None:
+        guard = "asks for the token" if token is not None else "this machine alone"
+        print(f"{run} on {url} ({guard}); Ctrl-C ends it", flush=True)
+
+    serve(Settings(run, arguments.host, token), arguments.port, ready)
     return 0
 
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from typing import Any
-
-SHELLS = ("bash", "zsh", "fish")
+from collections.abc import Iterator
 
 
-def add_completion(add: Callable[..., Any], parser: Callable[[], argparse.ArgumentParser]) -> None:
-    """The command; `parser()` makes the whole command line anew, which the script is written for."""
+def write(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.cli.main import _parser
 
-    def write(arguments: argparse.Namespace, rest: list[str]) -> int:
-        print(script(parser(), arguments.shell))
-        return 0
-
-    command = add(
-        "completion",
-        write,
-        "print a shell's completion of commands, options, files and folders",
-        'eval "$(diffrl completion bash)"     # in ~/.bashrc',
-        'eval "$(diffrl completion zsh)"      # in ~/.zshrc, after compinit',
-        "diffrl completion fish > ~/.config/fish/completions/diffrl.fish",
-    )
-    command.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    print(script(_parser(), arguments.shell))
+    return 0
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The completion of a command line for one of `SHELLS`."""
+    """The completion of a command line for one of its shells: bash, zsh, fish."""
     import shtab
 
     for action in _actions(parser):

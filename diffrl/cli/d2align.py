@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError
-
-
-def add(add: Callable[..., Any]) -> None:
-    """Register the command with the command line's `add`."""
-    text = "learn D2-Align's direction of a reward while the generator is frozen"
-    command = add("d2align", None, text, "diffrl d2align learn playground/d2align")
-    action = command.add_subparsers(metavar="learn", required=True)
-    examples = (
-        "diffrl d2align learn playground/d2align",
-        "diffrl d2align learn my.yaml d2align.omega=2",
-    )
-    command = subcommand(action, "learn", learn, text, *examples, words_anywhere=True)
-    command.usage = "diffrl d2align learn CONFIG [section.key=value ...]"
-    text = "a config with the section d2align, then overrides; the direction is written to RUN_DIR/d2align"
-    command.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
 
 
 def learn(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -4,150 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import add_drawing, drawing_of, settled
-from diffrl.cli.commands import subcommand
+from diffrl.cli.arguments import drawing_of, settled
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 from diffrl.records.outputs import out_file
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors
 DIMENSIONS = ("id", "style", "layout", "tonal")
-
-
-def add(add: Callable[..., Any]) -> None:
-    """Register the command with the command line's `add`."""
-    command = add(
-        "divgen",
-        None,
-        "measure diversity with DivGenBench: prompts, images, scores and a report",
-        "diffrl divgen generate playground --small --per-prompt 4 --out divgen/base",
-        "diffrl divgen score divgen/base",
-        "diffrl divgen report divgen/base divgen/nft --out divgen.html",
-    )
-    actions = command.add_subparsers(metavar="prompts|generate|score|reference|report", required=True)
-
-    action = partial(subcommand, actions)
-    _add_prompts(action)
-    _add_generate(action)
-    _add_score(action)
-    _add_reference(action)
-    _add_report(action)
-
-
-def _add_set(parser: Any) -> None:
-    parser.add_argument("--small", action="store_true", help="80 prompts of each dimension only")
-    text = "a file of base prompts instead of the shipped ones (general style and tonal prompts)"
-    parser.add_argument("--base", metavar="FILE", help=text)
-
-
-def _add_prompts(action: Callable[..., Any]) -> None:
-    prompts = action(
-        "prompts",
-        _prompts,
-        "write the 3,200 prompts, 800 for each of identity, style, layout and tone, as .jsonl",
-        "diffrl divgen prompts --out divgen.jsonl",
-        "diffrl divgen prompts --world playground --small --out small.jsonl",
-    )
-    text = "general (default), or playground: in its grammar, which has 288 different heads"
-    prompts.add_argument("--world", default="general", metavar="WORLD", help=text)
-    _add_set(prompts)
-    prompts.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="the file to write")
-
-
-def _add_generate(action: Callable[..., Any]) -> None:
-    generate = action(
-        "generate",
-        _generate,
-        "draw the images of the prompts; an interrupted call continues where it stopped",
-        "diffrl divgen generate playground --lora runs/nft/lora --small --per-prompt 4 --steps 6 --out divgen/nft",
-        "accelerate launch -m diffrl divgen generate stabilityai/stable-diffusion-3.5-medium --out divgen/sd35",
-    )
-    add_drawing(generate)
-    text = "prompts of your own (.jsonl with dimension and keyword) instead of the default ones"
-    generate.add_argument("--prompts", metavar="FILE", help=text)
-    _add_set(generate)
-    text = "a checkpoint of a run in place of a LoRA: RUN_DIR/checkpoints/step-NNNNNN"
-    generate.add_argument("--checkpoint", type=Path, metavar="DIR", help=text)
-    generate.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
-
-
-def _add_score(action: Callable[..., Any]) -> None:
-    score = action(
-        "score",
-        _score,
-        "score a folder of images: from `generate`, or of any other tool",
-        "diffrl divgen score divgen/base",
-        "diffrl divgen score art --dimension style --style csd:csd.bin --reference wikiart.safetensors",
-    )
-    text = "images: with manifest.jsonl, metadata.jsonl, .csv, prompts.txt, their tool's metadata or by sub-folders"
-    score.add_argument("folder", metavar="DIR", type=Path, help=f"{text}; or hub:OWNER/NAME[@REVISION][:FILES]")
-    text = "general or playground: whose extractors are used (default: what the images were drawn with)"
-    _add_looking(score)
-    score.add_argument("--out", type=Path, metavar="FILE.json", help="the scores (default: DIR/scores.json)")
-
-
-def _add_looking(command: Any) -> None:
-    """How folders are read and looked at."""
-    text = "where prompts are read: manifest, metadata, sidecars, prompts, names, folders, none, or a file"
-    command.add_argument("--prompts-from", default="", metavar="SOURCE|FILE", help=f"{text} (default: what knows them)")
-    command.add_argument("--world", default="", metavar="WORLD", help=text)
-    text = "id, style, layout or tonal: what images are that no manifest and no sub-folder gives a dimension"
-    command.add_argument("--dimension", default="", metavar="NAME", help=text)
-    shown = {
-        "identity": "arcface[:PACK] or playground",
-        "style": "csd[:FILE], clip, vit:MODEL or pixels",
-        "layout": "grounding-dino[:MODEL] or playground",
-        "features": "dinov2[:MODEL], dinov3[:MODEL], vit:MODEL, clip or pixels",
-        "lpips": "alex, vgg or squeeze",
-    }
-    for kind in KINDS:
-        text = f"extractor: {shown[kind]}, a class of yours as path/to/file.py:Class, or none"
-        command.add_argument(f"--{kind}", metavar="NAME", help=text)
-    text = "real images' style features for ASC, a file of `divgen reference` (the playground renders its own)"
-    command.add_argument("--reference", type=Path, metavar="FILE", help=text)
-    command.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: an accelerator if there is one)")
-
-
-def _add_report(action: Callable[..., Any]) -> None:
-    report = action(
-        "report",
-        _report,
-        "one self-contained page that compares 2 to 30 folders of images with the first of them",
-        "diffrl divgen report divgen/base divgen/nft --out divgen.html",
-        "diffrl divgen report models/ --features pixels --by vendi --out models.html --csv models.csv",
-    )
-    text = "folders of images, scored or not; NAME=DIR names one; a DIR of folders, a pattern, a .csv of them, hub:NAME"
-    report.add_argument("folders", nargs="+", metavar="DIR", help=text)
-    text = "order of the sets below the first, most diverse at the top: ids, asc, sdi, pvs, diversity, vendi or lpips"
-    report.add_argument("--by", default="", metavar="SCORE", help=text)
-    report.add_argument("--base", default="", metavar="NAME", help="the set with which others are compared")
-    _add_looking(report)
-    report.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
-    report.add_argument("--json", type=Path, metavar="FILE.json", help="the same as JSON")
-    report.add_argument("--csv", type=Path, metavar="FILE.csv", help="the same as a table")
-
-
-def _add_reference(action: Callable[..., Any]) -> None:
-    text = "compute and store the style features of a folder of real art, ASC's reference"
-    reference = action(
-        "reference",
-        _reference,
-        text,
-        "diffrl divgen reference wikiart --out wikiart.safetensors",
-        "diffrl divgen reference playground --out playground.safetensors",
-    )
-    reference.add_argument(
-        "folder", metavar="DIR", help="images, in any sub-folders; or playground, which renders its own"
-    )
-    text = "extractor: csd[:FILE] (default), clip (the playground's), vit:MODEL, pixels or path/to/file.py:Class"
-    reference.add_argument("--style", metavar="NAME", help=text)
-    reference.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: an accelerator if there is one)")
-    reference.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors", help="the file to write")
 
 
 def _choice(option: str, value: str, choices: tuple[str, ...]) -> None:
@@ -179,7 +45,7 @@ def _device(arguments: argparse.Namespace) -> str:
     return name
 
 
-def _prompts(arguments: argparse.Namespace, rest: list[str]) -> int:
+def write_benchmark(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.prompts import world_names, write_prompts
 
     _choice("--world", arguments.world, tuple(world_names()))
@@ -199,7 +65,7 @@ def _benchmark(arguments: argparse.Namespace, world: str) -> Any:
     return small(prompts) if arguments.small else prompts
 
 
-def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
+def generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.prompts import small, world_of
     from diffrl.prompts import load_prompts
 
@@ -238,7 +104,7 @@ def _looking(arguments: argparse.Namespace) -> tuple[dict[str, str], dict[str, A
     return names, options | {"device": _device(arguments)}
 
 
-def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
+def score(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".json")
     from diffrl.divgen.listings import home
     from diffrl.divgen.score import FILE, METRICS
@@ -266,7 +132,7 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
+def reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".safetensors")
     from diffrl.divgen.extractors import check_extractor, defaults_of, load_extractor
     from diffrl.divgen.folders import read_folder
@@ -292,7 +158,7 @@ def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _report(arguments: argparse.Namespace, rest: list[str]) -> int:
+def report(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".html")
     from diffrl.divgen.score import METRICS
     from diffrl.divgen.sets import sets_of

@@ -1,4 +1,4 @@
-"""`diffrl doctor` on the command line."""
+"""The commands `doctor`, of which `doctor.py` has the findings, and `version`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,10 @@ from typing import Any
 
 from diffrl.cli.arguments import configs_of
 from diffrl.errors import UserError
+from diffrl.version import __version__
 
 
-def add(add: Any) -> None:
-    """Add the command by `add(name, handler, summary, *examples)`."""
-    doctor = add(
-        "doctor",
-        _doctor,
-        "check this installation: versions, devices, weights, rewards; or whether a config fits into memory",
-        "diffrl doctor",
-        "diffrl doctor sd35/nft_ocr_16gb --gpu 4080",
-        "diffrl doctor sd35/nft_ocr rollout.resolution=1024 --gpu 80 --processes 8",
-        "diffrl doctor playground/nft playground/grpo --gpu 24",
-        "diffrl doctor flux/nft_pickscore --gpu h100 --processes 16 --nodes 2 --fsdp2",
-        words_anywhere=True,
-    )
-    doctor.usage = "diffrl doctor [CONFIG ... [section.key=value ...] [--gpu GIB|CARD]\n"
-    doctor.usage += "                     [--processes N] [--nodes N] [--fsdp2]]"
-    text = "estimate the memory that this config needs, from the model's configs alone, and name what to change; "
-    text += "so for each where several are given, with the same overrides"
-    doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    text = "memory of each device in GiB (default: what is free here), or a card (4090, a100), which adds the hours"
-    doctor.add_argument("--gpu", metavar="GIB|CARD", help=text)
-    doctor.add_argument("--processes", metavar="N", help="one per device, on all nodes (default: WORLD_SIZE, or 1)")
-    doctor.add_argument("--nodes", metavar="N", help="machines that the processes are on, alike (default: 1)")
-    doctor.add_argument("--fsdp2", action="store_true", help="the network is spread over the processes")
-
-
-def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
+def doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
     gpu = None if arguments.gpu is None else _card(arguments.gpu)
     world, nodes = (_whole(getattr(arguments, name), f"--{name}") for name in ("processes", "nodes"))
@@ -63,6 +39,11 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
             config = load_config(name, overrides, world)
             good = check_fit(config, gpu, world, nodes or 1, arguments.fsdp2, counted) and good
         return 0 if good else 1
+
+
+def version(arguments: argparse.Namespace, rest: list[str]) -> int:
+    print(f"diffrl {__version__}")
+    return 0
 
 
 def _whole(text: str | None, name: str) -> int | None:

@@ -4,28 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-FIRST = {
-    "start": {
-        "demo": "train the shipped model on this machine's CPU, in minutes",
-        "configs": "find a recipe, by words",
-        "init": "write a config of your own",
-        "doctor": "does a config fit into memory, and how long does it take?",
-    },
-    "train and look": {
-        "train": "train a LoRA, or go on with a run",
-        "watch": "a live page of a run",
-        "sample": "draw images of prompts, with and without a LoRA",
-        "compare": "compare runs: a table here, or a page",
-    },
-    "rewards and diversity": {
-        "rewards": "list, write, check, audit, fit or serve rewards",
-        "divgen": "measure the diversity of a model, or of any folder of pictures",
-    },
-    "share": {
-        "publish": "write a folder for the hub: LoRA, model card, gallery",
-        "export": "merge a LoRA into the model's weights, or write it for ComfyUI",
-    },
-}
+from diffrl.cli.commands import table
+
 END = """options: -h, --help, --version
 
 `diffrl lab` lists the other commands; `diffrl COMMAND --help` explains one."""
@@ -34,14 +14,14 @@ END = """options: -h, --help, --version
 def first(parser: argparse.ArgumentParser) -> str:
     """The first help: at most twelve commands, a line each."""
     lines = ["usage: diffrl COMMAND ...", "", str(parser.description), ""]
-    for title, commands in FIRST.items():
+    for title, commands in table("first").items():
         lines += [f"{title}:", *(_line(name, text) for name, text in commands.items()), ""]
     return "\n".join([*lines, END, ""])
 
 
 def others(parser: argparse.ArgumentParser) -> str:
     """The commands that the first help leaves out: measuring, searching, trials, lists, tools."""
-    shown = {name for commands in FIRST.values() for name in commands}
+    shown = {name for commands in table("first").values() for name in commands}
     found = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     rest = [_line(one.dest, str(one.help)) for one in found._choices_actions if one.dest not in shown]
     usage = "usage: diffrl COMMAND ..., or diffrl lab COMMAND ..."

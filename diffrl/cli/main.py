@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import logging
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from diffrl.cli.commands import subcommand
+from diffrl.cli.commands import add_commands
 from diffrl.cli.interrupted import leave_peers, loading, resumable
 from diffrl.errors import UserError, check_process, discard, first_of_machine, nearest, say
 from diffrl.run.peers import joined
 from diffrl.version import __version__
 
-# Modules of this package with commands, in the order of the help: each has `add`, as installed ones have.
-COMMANDS = ["drawing", "comparing", "watch", "rewards", "objectives", "models", "prompts", "d2align", "recipes"]
-COMMANDS += ["divgen", "image_sets", "sharing", "export", "examining"]
+# The files of commands in `tables`, in the order of the help.
+TABLES = ("train", "drawing", "runs", "rewards", "parts", "recipes", "divgen", "sharing", "shell")
 # Commands whose processes, where a launcher started several, join one another.
 JOINING = {"demo", "train", "sample", "evaluate", "search", "refine", "divgen", "report"}
 JOINING |= {"draw-set", "d2align", "bench", "sweep"}
@@ -127,16 +122,11 @@ def _run(argv: list[str], parser: Parser) -> int:
         arguments, rest = parser.parse_known_args(argv)
     except SystemExit as done:  # a help text was printed
         return int(done.code or 0)
-    subparser: Parser = arguments.parser
     for word in rest:
-        if word.startswith("-"):
-            known = set(re.findall(r"--[\w-]+", subparser.format_help()))
-            name = word.split("=")[0]
-            keyed = "section.key=value" in subparser.format_help() and not get_close_matches(name, known, 1, 0.75)
-            key = f"; a key of the config is written {name.lstrip('-')}=VALUE, without dashes"
-            raise UserError(f'unknown option "{word}"{key if keyed else nearest(name, known)}')
-        if not arguments.words_anywhere:
-            subparser.error(f'unexpected argument "{word}"')
+        if word.startswith("-") or not arguments.words_anywhere:
+            from diffrl.cli.arguments import refuse
+
+            refuse(word, arguments.parser)
     check_process()
     if argv[0] in JOINING:
         from diffrl.launched import check_launched
@@ -187,65 +177,17 @@ def _parser(first: str = "") -> Parser:
     parser.add_argument("--version", action="version", version=f"diffrl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    add: Callable[..., Parser] = partial(subcommand, commands, alone=first == "train")
-    _add_train(add)
-    if first == "train":  # which loads nothing of the other commands
-        return parser
-    from diffrl.cli.completion import add_completion
-
-    for name in COMMANDS:
-        importlib.import_module(f"diffrl.cli.{name}").add(add)
-    add_completion(add, _parser)
-    add("version", _version, "print the version", "diffrl version")
+    for name in TABLES[:1] if first == "train" else TABLES:  # a training loads nothing of the other commands
+        add_commands(commands, name, alone=first == "train")
     return parser
 
 
-def _add_train(add: Callable[..., Parser]) -> None:
-    train = add(
-        "train",
-        _train,
-        "train a LoRA by reinforcement learning",
-        "diffrl train playground/nft",
-        "diffrl train my.yaml rollout.groups=16 rewards.clip.weight=2 rewards.ocr=null",
-        "diffrl train --resume runs/my epochs=80",
-        "python -m diffrl.launch --nproc_per_node 8 -m diffrl train my.yaml",
-        words_anywhere=True,
-    )
-    usage = "diffrl train CONFIG [section.key=value ...] [--dry-run]\n"
-    usage += "                    [--resume RUN_DIR [--override KEY]]"
-    train.usage = f"{usage}\n       diffrl train [CONFIG] --help-config [all | SECTION ...]"
-    text = "a YAML file or a shipped config (playground/nft), then overrides section.key=value; null removes"
-    train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    text = (
-        "continue the run in this folder from its newest checkpoint; CONFIG may be left out. auto: with CONFIG, the "
-        "run in its run_dir if there is one, else a new one. hub:OWNER/NAME: what checkpoint.push sent, fetched into "
-        "run_dir. SIGTERM and Ctrl-C save and exit with code 75"
-    )
-    train.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="with --resume: this key or section may differ from what the checkpoint was trained with; may be repeated",
-    )
-    train.add_argument("--resume", type=Path, metavar="RUN_DIR|auto|hub:OWNER/NAME", help=text)
-    text = "check everything, load the model and the rewards, say what would happen, and write nothing"
-    train.add_argument("--dry-run", action="store_true", help=text)
-    train.add_argument(
-        "--help-config",
-        action="store_true",
-        help="print the keys of a config with its methods; all: every key; or the sections named",
-    )
-
-
-def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
+def train(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
     if arguments.help_config:
-        from diffrl.cli.recipes import help_words
-        from diffrl.config.help import help_config
+        from diffrl.cli.recipes import print_keys
 
-        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), *help_words(words)))
-        return 0
+        return print_keys(words)
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
     if given is None and (late := [word for word in words if "=" not in word]):
         raise UserError(f"train: the config comes first: diffrl train {late[0]} {words[0]}")
@@ -265,15 +207,10 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
             config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
             if not watched:  # a file has a mistake's one line alone
                 loading()
-            from diffrl.run.train import train
-        train(config, resume, dry_run=arguments.dry_run, override=arguments.override, peers=peers)
+            from diffrl.run.train import train as run_training
+        run_training(config, resume, dry_run=arguments.dry_run, override=arguments.override, peers=peers)
 
     return resumable(lambda: None if config is None else config.run_dir, run)
-
-
-def _version(arguments: argparse.Namespace, rest: list[str]) -> int:
-    print(f"diffrl {__version__}")
-    return 0
 
 
 class _ToStderr(logging.Handler):

@@ -3,61 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import resolution
-from diffrl.cli.commands import subcommand
+from diffrl.cli.arguments import print_list
 from diffrl.errors import UserError, nearest
 
 
-def add(add: Callable[..., Any]) -> None:
-    """Register the command and its actions with the command line's `add`."""
-    text = "supported models: list them, show one, or check a family against diffusers' plain pipeline"
-    command = add("models", None, text, "diffrl models list", "diffrl models check FOLDER")
-    action = partial(subcommand, command.add_subparsers(metavar="list|show|check", required=True))
+def list_models(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.conformance import table
 
-    every = action("list", _list, "list the supported models", "diffrl models list")
-    every.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    show = action("show", _show, "what is known of a family", "diffrl models show sd35")
-    show.add_argument("name", metavar="NAME", help="a pipeline class or a model of `diffrl models list`")
-    check = action(
-        "check",
-        _check,
-        "check a family against diffusers' plain pipeline",
-        "diffrl models check path/to/tiny-model --family my_family.py:MyFamily --resolution 64",
-        "diffrl models check examples/families/auraflow.py:AuraFlow",
-    )
-    text = "a model's folder or hub id; or a family's file, whose function tiny(folder) makes a tiny random pipeline"
-    check.add_argument("model", metavar="FOLDER|FILE.py:CLASS", help=text)
-    check.add_argument("--family", metavar="FILE.py:CLASS", help="a family of your own")
-    text = "side of the pictures, or WIDTHxHEIGHT, in pixels (default: the model's own)"
-    check.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
-    check.add_argument("--only", metavar="CHECK,...", help="these checks alone")
-
-
-def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.conformance.table import markdown, overview
-
-    if arguments.markdown:
-        print(markdown(), end="")
-        return 0
-    print(overview(shutil.get_terminal_size((80, 24)).columns))
+    print_list(table, arguments)
     return 0
 
 
-def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
+def show_model(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.conformance.table import shown
 
     print(shown(arguments.name))
     return 0
 
 
-def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
+def check_family(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.conformance.check import CHECKS, Subject
 
     model: str = arguments.model

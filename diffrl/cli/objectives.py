@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from string import Template
-from typing import Any
 
-from diffrl.cli.commands import subcommand
 from diffrl.errors import UserError
 
 
-def add(add: Callable[..., Any]) -> None:
-    """Register the command and its actions with the command line's `add`."""
-    text = "objectives and their wrappers: list them, or check one of your own"
-    command = add(
-        "objectives", None, text, "diffrl objectives list", "diffrl objectives check my_objective.py:MyObjective"
-    )
-    action = partial(subcommand, command.add_subparsers(metavar="list|check", required=True))
-    action("list", _list, "list the objectives and their wrappers", "diffrl objectives list")
-    text = "check what the loop, a resume and other methods require"
-    check = action("check", _check, text, "diffrl objectives check my_objective.py:MyObjective")
-    check.add_argument("objective", metavar="NAME|FILE.py:CLASS", help="an objective's name, or a file of your own")
-
-
-def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
+def check_objective(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config.door import find_objective
 
     find_objective(arguments.objective)
@@ -40,7 +23,7 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 1 if bad else 0
 
 
-def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
+def list_objectives(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config.door import methods
     from diffrl.plugins import installed
 

@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from diffrl.cli.arguments import whole_number
-from diffrl.cli.commands import subcommand
 from diffrl.prompt_sets import SETS, SPLITS, rows
 
 QUOTES = set("\"'“”„«»‹›‘’‚「」『』`＂")  # without one of them no prompt quotes a text
 
 
-def add(add: Callable[..., Any]) -> None:
-    """The command `prompts` with its own commands."""
-    prompts = add("prompts", None, "prompt sets: list them, show what is in one", "diffrl prompts list")
-    commands = prompts.add_subparsers(metavar="COMMAND", required=True)
-    subcommand(commands, "list", _list, "list the shipped prompt sets", "diffrl prompts list")
-    show = subcommand(
-        commands,
-        "show",
-        _show,
-        "print prompts of a set, a file or a data set",
-        "diffrl prompts show geneval/train --limit 20",
-        "diffrl prompts show my.jsonl --metadata",
-        "diffrl prompts show hub:OWNER/NAME:train:prompt",
-    )
-    text = "a set, FILE.txt, FILE.jsonl or hub:OWNER/NAME[:split[:column]]"
-    show.add_argument("source", metavar="NAME", help=text)
-    show.add_argument("--limit", type=whole_number(1), default=20, metavar="N", help="how many (default 20)")
-    show.add_argument("--metadata", action="store_true", help="one JSON object a line, as in a .jsonl file")
-
-
-def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
+def list_sets(arguments: argparse.Namespace, rest: list[str]) -> int:
     print(f"{'set':<16}{'train':>7}{'test':>7}  content")
     for name, content in SETS.items():
         sizes = "".join(f"{len(rows(name, split)):>7}" for split in SPLITS)
@@ -45,7 +23,7 @@ def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
+def show_prompts(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.prompts import load_prompts
 
     prompts = load_prompts(arguments.source)

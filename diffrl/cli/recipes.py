@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +14,6 @@ import yaml
 
 from diffrl.errors import UserError
 from diffrl.resources import shipped, shipped_configs
-
-
-def add(add: Callable[..., Any]) -> None:
-    """Register the commands with the command line's `add`."""
-    configs = add(
-        "configs",
-        _configs,
-        "list the shipped configs, with model and method",
-        "diffrl configs",
-        "diffrl configs sd35 16gb",
-    )
-    configs.add_argument("words", nargs="*", metavar="WORD", help="only those whose name or description has all words")
-    init = add(
-        "init",
-        _init,
-        "write a commented config of your own for a model, rewards and a method",
-        "diffrl init my.yaml",
-        "diffrl init --objective mine",
-        "diffrl init ocr.yaml --model stabilityai/stable-diffusion-3.5-medium --rewards ocr --method grpo "
-        "--train ocr/train --test ocr/test",
-    )
-    init.add_argument("file", type=Path, nargs="?", metavar="FILE.yaml", help="the config to write")
-    text = "instead: write an objective of your own, NAME.py with its test, in this folder"
-    init.add_argument("--objective", metavar="NAME", help=text)
-    text = "playground (default), a folder in diffusers' format, or a hub id"
-    init.add_argument("--model", default="playground", metavar="MODEL", help=text)
-    text = "rewards to optimise, separated by commas (default: what the method works with)"
-    init.add_argument("--rewards", metavar="A,B", help=text)
-    text = "an objective (default: nft; `diffrl objectives list` has all) and its wrappers: grpo+dense+gardo"
-    init.add_argument("--method", default="nft", metavar="METHOD", help=text)
-    init.add_argument(
-        "--train", metavar="SET|FILE", help="prompts to train on; needed for another model than playground"
-    )
-    init.add_argument("--test", metavar="SET|FILE", help="held-out prompts")
 
 
 def recipes() -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -68,7 +35,7 @@ def _leading_comment(text: str) -> Iterator[str]:
         yield line
 
 
-def _configs(arguments: argparse.Namespace, rest: list[str]) -> int:
+def list_configs(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config.schema import method_of
 
     words = [_plain(word) for word in arguments.words]
@@ -88,7 +55,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[\W_]+", "", text.lower())
 
 
-def _init(arguments: argparse.Namespace, rest: list[str]) -> int:
+def write_config(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.objective is not None:
         return _init_objective(arguments)
     if arguments.file is None:
@@ -132,6 +99,14 @@ def _init_objective(arguments: argparse.Namespace) -> int:
     print(f"written: {file} and {test}")
     print(f"check:   diffrl objectives check {file}:{name}")
     print(f"train:   diffrl train playground/nft objective={file}:{name}")
+    return 0
+
+
+def print_keys(words: Sequence[str]) -> int:
+    """What --help-config asks for."""
+    from diffrl.config.help import help_config
+
+    print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), *help_words(words)))
     return 0
 
 

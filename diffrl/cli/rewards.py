@@ -1,68 +1,19 @@
-"""The command `diffrl rewards`: list the rewards, show, begin or check one, serve some."""
+"""The command `diffrl rewards`: list the rewards, show, begin, check or fit one, score pictures, serve some."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import named_rewards, need, rewards_of, whole_number
-from diffrl.cli.commands import subcommand
-from diffrl.cli.fitting import add_fit
+from diffrl.cli.arguments import at, named_rewards, need, only_parameters, print_list, rewards_of
 from diffrl.errors import UserError, nearest
 from diffrl.records.outputs import out_file
 
 
-def add(add: Callable[..., Any]) -> None:
-    """Register the command and its actions with the command line's `add`."""
-    text = "rewards: list them, show a card, write, check, audit or fit one, serve some to other machines"
-    command = add("rewards", None, text, "diffrl rewards list", "diffrl rewards new sharpness")
-    actions = command.add_subparsers(required=True)
-    action = partial(subcommand, actions)
-
-    every = action("list", _list, "list the rewards", "diffrl rewards list")
-    every.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    show = action("show", _show, "a reward's card", "diffrl rewards show clip")
-    show.add_argument("name", metavar="NAME", help="a reward of `diffrl rewards list`")
-    new = action("new", _new, "write a reward of your own: a package with its test", "diffrl rewards new sharpness")
-    new.add_argument("name", metavar="NAME", help="of the reward")
-    new.add_argument("--out", type=Path, metavar="DIR", help="the folder to write (default: NAME)")
-    text = "check a reward: shapes, determinism, independence of the batch, range, gradients"
-    example = "diffrl rewards check my_rewards.py:Redness power=2"
-    check = action("check", _check, text, example, words_anywhere=True)
-    check.usage = "diffrl rewards check NAME [parameter=value ...] [options]"
-    text = "a reward (or path/to/file.py:Class), and parameters of its constructor"
-    check.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
-    text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
-    check.add_argument("--prompts", metavar="SET", help=text)
-    text = "images that it may have scored in all (default: 60 of a reward on other machines, else as many as it takes)"
-    check.add_argument("--requests", type=whole_number(1), metavar="N", help=text)
-    add_fit(action)
-    _add_score(action)
-    _add_serve(action)
-    actions.metavar = "|".join(actions.choices)  # installed ones, too
-
-
-def _add_score(action: Callable[..., Any]) -> None:
-    text = "score pictures that exist: a folder of `sample`, `divgen generate`, `bench`, or of any other tool"
-    score = action(
-        "score", _score, text, "diffrl rewards score divgen/base --rewards clip,aesthetic", words_anywhere=True
-    )
-    score.usage = "diffrl rewards score DIR --rewards A,B [NAME.key=value ...] [options]"
-    text = "pictures: with manifest.jsonl, metadata.jsonl, .csv, prompts.txt, their tool's metadata or by sub-folders"
-    score.add_argument("folder", metavar="DIR", type=Path, help=text)
-    score.add_argument("--rewards", required=True, metavar="A,B,C", help="rewards, or path/to/file.py:Class")
-    text = "where prompts are read: manifest, metadata, sidecars, prompts, names, folders, or a file"
-    score.add_argument("--prompts-from", default="", metavar="SOURCE|FILE", help=f"{text} (default: what knows them)")
-    text = "a row for each picture, with its scores (default: DIR/rewards.jsonl)"
-    score.add_argument("--out", type=Path, metavar="FILE.jsonl", help=text)
-
-
-def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
+def score_pictures(arguments: argparse.Namespace, rest: list[str]) -> int:
     wanted = rewards_of(arguments, rest, "rewards score")
     from diffrl.divgen.listings import home
 
@@ -77,38 +28,6 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _add_serve(action: Callable[..., Any]) -> None:
-    text = "serve rewards to other machines"
-    example = "diffrl rewards serve clip ocr clip.model=ViT-H-14 clip.pretrained=laion2b_s32b_b79k --port 8000"
-    serve = action("serve", _serve, text, example, words_anywhere=True)
-    serve.usage = "diffrl rewards serve NAME|CONFIG ... [[NAME.]key=value ...] [--host H]\n"
-    serve.usage += "                            [--port P] [--token-file FILE] [--engine ray ...]"
-    text = "rewards (or path/to/file.py:Class), and parameters of their constructors; or a run's config"
-    serve.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
-    text = "address to listen on (default 127.0.0.1: this machine alone)"
-    serve.add_argument("--host", default="127.0.0.1", metavar="H", help=text)
-    text = "port (default 8000; 0: a free one)"
-    serve.add_argument("--port", type=whole_number(0, 65535), default=8000, metavar="P", help=text)
-    text = "file with the token that clients must send; the environment variable DIFFRL_REWARD_TOKEN works, too"
-    serve.add_argument("--token-file", metavar="FILE", help=text)
-    text = "most images in one request (default 256)"
-    serve.add_argument("--max-images", type=whole_number(1), metavar="N", help=text)
-    text = "largest request, and largest images of one as float32, in MiB (default 256)"
-    serve.add_argument("--max-megabytes", type=whole_number(1), default=256, metavar="N", help=text)
-    text = "seconds from a request's last byte to its scores (default 300)"
-    serve.add_argument("--time-limit", type=whole_number(1), metavar="S", help=text)
-    text = "ray: replicas on the devices of this machine, or of the cluster of RAY_ADDRESS, by Ray Serve (extra: ray)"
-    serve.add_argument("--engine", choices=("one", "ray"), default="one", help=f"one process (default), or {text}")
-    text = "replicas of each reward, or of one: 4, or 1-8 for as many as the load needs (default 1; --engine ray)"
-    serve.add_argument("--replicas", action="append", default=[], metavar="[NAME=]N", help=text)
-    text = "GPUs of a replica, such as 0.5: two share one (default 0; --engine ray)"
-    serve.add_argument("--gpus", action="append", default=[], metavar="[NAME=]N", help=text)
-    text = "CPU cores of a replica (default 1; --engine ray)"
-    serve.add_argument("--cpus", action="append", default=[], metavar="[NAME=]N", help=text)
-    text = "seconds that a client may take to send a request (default 30)"
-    serve.add_argument("--read-limit", type=whole_number(1), metavar="S", help=text)
-
-
 def _words(arguments: argparse.Namespace, rest: list[str], action: str) -> list[str]:
     """NAME and what follows it, wherever it stands."""
     words = [*arguments.words, *rest]
@@ -117,26 +36,21 @@ def _words(arguments: argparse.Namespace, rest: list[str], action: str) -> list[
     return words
 
 
-def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if arguments.markdown:
-        from diffrl.reward_tools.cards import markdown
+def list_rewards(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.reward_tools import cards
 
-        print(markdown(), end="")
-        return 0
-    from diffrl.reward_tools.cards import overview
-
-    print(overview(shutil.get_terminal_size((80, 24)).columns))
+    print_list(cards, arguments)
     return 0
 
 
-def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
+def show_reward(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.reward_tools.cards import shown
 
     print(shown(arguments.name))
     return 0
 
 
-def _new(arguments: argparse.Namespace, rest: list[str]) -> int:
+def new_reward(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.reward_tools.authoring import write_plugin
 
     name: str = arguments.name
@@ -148,7 +62,7 @@ def _new(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
+def check_reward(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin, read_parameters
 
     name, *words = _words(arguments, rest, "check")
@@ -164,7 +78,29 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0 if check(name, given, arguments.requests, **parameters) else 1
 
 
-def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
+def fit_reward(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config import check_plugin, load_config, read_parameters
+    from diffrl.resources import file_of_run
+    from diffrl.stand_ins import check_reward
+
+    only_parameters(arguments, rest)
+    given = read_parameters(rest)
+    at("--on", check_plugin, arguments.on)
+    config = Path(arguments.set).parent / "config.yaml"
+    if config.is_file():  # RUN_DIR/votes: pictures of the run's model
+        model = load_config(file_of_run(config.parent, "config.yaml", "rewards fit")).model
+        at("--on", lambda on: check_reward(model, on, given), arguments.on)
+    out = out_file(arguments.out, "--out", "mine.safetensors")
+    from diffrl.reward_tools.fit import fit_head, lines
+
+    options = {"column": arguments.scores, "held_out": arguments.held_out, "margin": arguments.margin}
+    figures = fit_head(arguments.set, out, arguments.on, given, seed=arguments.seed, **options)
+    print("\n".join(lines(figures, arguments.on)))
+    print(f"head: {out}; rewards: {{mine: {{plugin: fitted, head: {out}}}}}")
+    return 0
+
+
+def serve_rewards(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin
 
     words = _words(arguments, rest, "serve")

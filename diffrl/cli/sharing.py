@@ -1,47 +1,16 @@
-"""The commands `demo` (some minutes on two CPU cores) and `publish` (a trained LoRA for others)."""
+"""The commands `demo` (some minutes on two CPU cores), and `publish` and `export` (a trained LoRA for others)."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import check_push, whole_number
+from diffrl.cli.arguments import at, check_push
 from diffrl.cli.interrupted import loading, resumable
-
-
-def add(add: Callable[..., Any]) -> None:
-    """Register the commands with the command line's `add`."""
-    command = add(
-        "demo",
-        demo,
-        "train the shipped model for some minutes on this machine's CPU, and name what to look at",
-        "diffrl demo",
-        "diffrl demo epochs=5",
-        words_anywhere=True,
-    )
-    command.usage = "diffrl demo [section.key=value ...]"
-    text = "changes to the shipped config playground/demo; the run's folder is runs/demo, or the next that is free"
-    command.add_argument("words", nargs="*", metavar="section.key=value", help=text)
-
-    command = add(
-        "publish",
-        publish_run,
-        "write a folder for the hub: LoRA, model card, gallery, results; --push sends it",
-        "diffrl publish runs/demo",
-        "diffrl publish runs/my --lora runs/my/dial",
-        "diffrl publish runs/my --lora runs/my/healthy --push OWNER/NAME",
-    )
-    command.add_argument("run", metavar="RUN_DIR", type=Path, help="the folder of a run")
-    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN_DIR/publish)")
-    text = "another LoRA than the newest, such as RUN_DIR/healthy, RUN_DIR/dial"
-    command.add_argument("--lora", type=Path, metavar="DIR", help=text)
-    text = (
-        "held-out prompts that base model and LoRA are measured on (default: evaluate.prompts of the config); 0: none"
-    )
-    command.add_argument("--prompts", type=whole_number(0), metavar="N", help=text)
-    command.add_argument("--push", metavar="OWNER/NAME", help="send the folder to the hub, too")
+from diffrl.errors import UserError
+from diffrl.lora_files import weighted
+from diffrl.records.outputs import out_file
 
 
 def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -95,4 +64,31 @@ def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:
     print(f"folder: {folder}")
     if arguments.push is not None:
         print(f"hub: {push(folder, arguments.push)}")
+    return 0
+
+
+def export_run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.merged != (arguments.out is not None):
+        raise UserError("export: --merged and --out DIR belong together; --comfyui names its own file")
+    if arguments.push is not None:
+        if not arguments.merged:
+            raise UserError("export: --push sends the folder of --merged; `diffrl publish` sends LoRAs")
+        check_push(arguments.push)
+    choice = {key: getattr(arguments, key) for key in ("strength", "step", "snapshot")}
+    choice["loras"] = [at("--lora", weighted, text) for text in arguments.lora]
+    file = None if arguments.merged else out_file(arguments.comfyui, "--comfyui", "comfyui.safetensors")
+    from diffrl.sharing.export import export_comfyui, export_merged
+
+    if file is not None:
+        export_comfyui(arguments.source, file, **choice)
+        print(f"file: {arguments.comfyui}")
+        return 0
+    most = {"dtype": arguments.dtype, "shard": int(arguments.shard * 10**9)}
+    record = export_merged(arguments.source, arguments.out, **choice, **most)
+    print(f"folder: {arguments.out}")
+    print(f"peak memory: {record['peak_mib']:,} MiB; the largest file: {record['largest_file_mib']:,} MiB")
+    if arguments.push is not None:
+        from diffrl.sharing import push
+
+        print(f"hub: {push(arguments.out, arguments.push, 'A model with LoRAs in its weights, by diffrl')}")
     return 0

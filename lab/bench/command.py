@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import add_drawing, at, drawing_of, named_rewards, only_parameters, settled
+from diffrl.cli.arguments import at, drawing_of, named_rewards, only_parameters, settled
+from diffrl.cli.commands import add_arguments
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 
@@ -39,7 +40,7 @@ def add(add: Callable[..., Any]) -> None:
     command.usage = f"{usage}\n                    [JUDGE.KEY=VALUE ...]\n       diffrl bench --list"
     command.add_argument("name", nargs="?", metavar="NAME", help=", ".join(NAMES))
     command.add_argument("--list", action="store_true", help="what each benchmark is and needs")
-    add_drawing(command, 0)
+    add_arguments(command, {"drawing of a benchmark": "shared"})
     text = "your copy of the official repository (or the folder with its files); `--list` says which"
     command.add_argument("--data", type=Path, metavar="FOLDER", help=text)
     text = (

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.cli.arguments import (
-    add_drawing,
-    add_texts,
     drawing_of,
     named_rewards,
     only_parameters,
@@ -19,6 +17,7 @@ from diffrl.cli.arguments import (
     settled,
     whole_number,
 )
+from diffrl.cli.commands import add_arguments
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import short_name
 from diffrl.records.disk import check_writable
@@ -52,8 +51,7 @@ def add(add: Callable[..., Any]) -> None:
 
 
 def _add_options(command: argparse.ArgumentParser, method: str) -> None:
-    add_drawing(command, None)
-    add_texts(command)
+    add_arguments(command, {"drawing of a search": "shared", "texts": "shared"})
     text = "rewards to search for, by name or path/to/file.py:Class; parameters stand anywhere as NAME.KEY=VALUE, and "
     text += "NAME.weight=W is the reward's factor in the sum (default 1)"
     command.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
