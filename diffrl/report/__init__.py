@@ -15,39 +15,38 @@ from diffrl.errors import foreign
 from diffrl.records.disk import write_text
 from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
 from diffrl.report.page import page
-from diffrl.report.sections import curves, divgen, facts, headline, optimisation, others, samples, time_split
+from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
 
 __all__ = ["RunData", "lower_by_config", "read_run", "sections", "warnings_of", "write_report"]
 
 Section = Callable[[RunData], str]
 
 
-def _of_method(name: str, function: str) -> Section:
-    """A method's section; its module is loaded for runs that have metrics of the method, or a folder of its name."""
+def _where(used: Callable[[RunData], bool], module: str, function: str) -> Section:
+    """A section whose module is loaded for the runs that it is of."""
 
     def drawn(run: RunData) -> str:
-        if not run.logged(f"{name}/") and not (run.folder / name).is_dir():
-            return ""
-        found: str = getattr(importlib.import_module(f"diffrl.report.{name}"), function)(run)
+        found: str = getattr(importlib.import_module(f"diffrl.report.{module}"), function)(run) if used(run) else ""
         return found
 
     return drawn
 
 
-def _by_part(run: RunData) -> str:
-    """Its module is loaded for runs of which a reward has a breakdown."""
-    if not any("[" in name for values in run.held.epochs.values() for name in values):
-        return ""
-    from diffrl.report.parts import by_part
-
-    return by_part(run)
+def _named(name: str) -> Callable[[RunData], bool]:
+    """Has the run metrics, or a folder, of this name?"""
+    return lambda run: bool(run.logged(f"{name}/")) or (run.folder / name).is_dir()
 
 
-METHODS = {"gardo": "gardo", "marble": "balance", "d2align": "direction"}
+def _in_parts(run: RunData) -> bool:
+    return any("[" in name for values in run.held.epochs.values() for name in values)
+
+
 sections: list[Section] = [
-    *(headline, _by_part, curves, samples),
-    *(_of_method(*one) for one in METHODS.items()),
-    *(optimisation, divgen),
+    *(headline, _where(_in_parts, "parts", "by_part"), curves, samples),
+    _where(_named("gardo"), "gardo", "gardo"),
+    _where(_named("marble"), "marble", "balance"),
+    _where(_named("d2align"), "d2align", "direction"),
+    *(optimisation, _where(_named("divgen"), "models", "measured")),
 ]
 _LAST: tuple[Section, ...] = (others, time_split, facts)  # `others` draws what the sections before it have not
 

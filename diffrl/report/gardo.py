@@ -14,8 +14,8 @@ from typing import Any
 from diffrl.errors import UserError
 from diffrl.records.progress import number
 from diffrl.report.data import RunData, within
-from diffrl.report.page import curves, grid, img, section, strip, table
-from diffrl.report.plots import Axis, Line, spans_decades
+from diffrl.report.page import grid, img, section, strip, table
+from diffrl.report.sections import metric_chart
 
 FOLDER = "gardo"
 _IMAGE = re.compile(r"epoch-\d+-\d+\.png")
@@ -38,12 +38,7 @@ NOTE = (
 
 def gardo(run: RunData) -> str:
     """The report's section; nothing for a run without GARDO."""
-    cards = []
-    for key, (title, label) in CHARTS.items():
-        xs, ys = run.series(key)
-        if len(xs) > 1:
-            axis = Axis(y=label, log=spans_decades(ys), description=f"{title} against images generated")
-            cards.append(curves(title, [Line(xs, ys, "c0")], axis))
+    cards = [metric_chart(run, key, title, label, title) for key, (title, label) in CHARTS.items()]
     epochs = _read(run.folder / FOLDER)
     body = grid(cards)
     if epochs:

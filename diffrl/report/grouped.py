@@ -11,21 +11,17 @@ from diffrl.report.groups import Group, names_of
 from diffrl.report.page import Markup
 from diffrl.report.plots import Axis, Line
 from diffrl.report.side_by_side import images
-from diffrl.report.tables import cells, changes, differing, notes
+from diffrl.report.tables import cells, changes, differing, marked, notes
 
 
 def grouped(groups: Sequence[Group]) -> Page:
     for one in groups:
         one.first.name = one.name
     heads, rows, bold = cells(groups)
-    marked = [
-        [Markup("<b>{}</b>").format(c) if b else c for c, b in zip(*both, strict=True)]
-        for both in zip(rows, bold, strict=True)
-    ]
     page = Page(f"{len(groups)} groups of {sum(len(one.runs) for one in groups)} runs compared").section("Warnings")
     for text, seeds in _warnings(groups).items():
         page.lead(Markup("<b>{}</b>, seed {}: {}").format(text[0], ", ".join(map(str, seeds)), text[1]), "warning")
-    page.section("Values", " ".join(notes(groups))).table(marked, heads)
+    page.section("Values", " ".join(notes(groups))).table(marked(rows, bold, Markup("<b>{}</b>").format), heads)
     note = "First to last evaluation, paired by seed; p: paired t-test over the prompts, from the same noise."
     heads, rows = changes(groups)
     page.section("Change since before training", note).table(rows, heads)

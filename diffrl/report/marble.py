@@ -24,7 +24,7 @@ def balance(run: RunData) -> str:
     else:
         text = "Nothing was measured in this mode. "
     text += "Gradient norms beside a step without signal for a reward are left out."
-    return section("Balance of the rewards", grid([card for card in (shares, norms, cosines) if card]), text)
+    return section("Balance of the rewards", grid([shares, norms, cosines]), text)
 
 
 def _by_reward(run: RunData, prefix: str, title: str, axis: Axis) -> str:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.divgen.score import METRICS, Score
 from diffrl.records.progress import number
-from diffrl.report.page import TEMPLATES
+from diffrl.report.data import RunData
+from diffrl.report.page import TEMPLATES, Markup, section
+from diffrl.report.page import table as table_of
 
 if TYPE_CHECKING:
     from diffrl.report.divgen import Entry
@@ -56,22 +58,10 @@ def as_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     for entry in entries:
         for name, score in entry.scores.metrics.items():
             change, p = entry.tests.get(name, (None, None))
-            rows.append(
-                {
-                    "set": entry.name,
-                    "score": name,
-                    "value": score.value,
-                    "low": score.low,
-                    "high": score.high,
-                    "images": score.images,
-                    "prompts": score.prompts,
-                    "change": change and change.change,
-                    "p": change and change.p,
-                    "p_holm": p,
-                    "verdict": entry.verdict(name),
-                    "why": score.why,
-                }
-            )
+            row: dict[str, Any] = {"set": entry.name, "score": name}
+            row |= {key: getattr(score, key) for key in ("value", "low", "high", "images", "prompts")}
+            row |= {"change": change and change.change, "p": change and change.p, "p_holm": p}
+            rows.append(row | {"verdict": entry.verdict(name), "why": score.why})
     return rows
 
 
@@ -88,3 +78,20 @@ def as_json(entries: Sequence[Entry], differences: Sequence[str]) -> str:
     sets: list[Mapping[str, Any]] = [{"name": entry.name, "about": entry.scores.about} for entry in entries]
     content = {"differences": list(differences), "sets": sets, "scores": as_rows(entries)}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def measured(run: RunData) -> str:
+    """A run's section: DivGenBench's scores, where `diffrl report RUN --divgen` has measured them."""
+    file = run.folder / "divgen" / "report.json"
+    if not file.is_file():
+        return ""
+    found: dict[str, dict[str, str]] = {}
+    for row in json.loads(file.read_text(encoding="utf-8"))["scores"]:
+        if row["value"] is not None:
+            mark = {"less": " (surely less diverse)", "more": " (surely more diverse)"}.get(row["verdict"], "")
+            found.setdefault(row["score"], {})[row["set"]] = number(row["value"]) + mark
+    sets = list(dict.fromkeys(name for values in found.values() for name in values))
+    rows = [[METRICS[name].title, *(values.get(one, "–") for one in sets)] for name, values in found.items()]
+    page = Markup('<p><a href="divgen/report.html">With intervals, tests and pictures</a></p>')
+    note = "The same prompts and noise with the base model and with the LoRA after so many epochs."
+    return section("DivGenBench", page + Markup(table_of(rows, ["", *sets], "numbers")), note)

@@ -47,11 +47,11 @@ def section(title: str, body: str, note: str = "") -> str:
 
 
 def grid(cards: Sequence[str], kind: str = "charts") -> str:
-    """Cards side by side, as many as fit; nothing when there are none.
+    """Cards side by side, as many as fit, without the empty ones; nothing when there are none.
 
     `kind`: "charts", "wide" (many curves), "loose" (of unequal height), "tiles" or "strips".
     """
-    return str(_ELEMENTS.grid(cards, kind)) if cards else ""
+    return str(_ELEMENTS.grid(shown, kind)) if (shown := [card for card in cards if card]) else ""
 
 
 def figure(title: str, svg: str, tag: str = "", legend: Sequence[tuple[str, str, str]] = ()) -> str:
@@ -103,6 +103,11 @@ def img(path: Path, text: str, style: str = "") -> Markup:
 def table(rows: Sequence[Sequence[object]], head: Sequence[str] = (), kind: str = "facts") -> str:
     """A table; the first cell of a row is its heading. `kind`: "facts" or "numbers"."""
     return str(_ELEMENTS.table(rows, head, kind))
+
+
+def legend(parts: Sequence[tuple[str, str, str]]) -> Markup:
+    """Of a chart, or beside one: `(colour, kind, text)`, as in `figure`."""
+    return Markup(_ELEMENTS.legend(parts))
 
 
 def bar(parts: Sequence[tuple[float, str, str]], label: str = "") -> Markup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from statistics import fmean, mode
 from typing import TypeVar
@@ -14,7 +13,7 @@ from diffrl.records.lock import renewed
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.records.verdict import Change, places
 from diffrl.report.data import UNITS, RunData, overlaps, warnings_of
-from diffrl.report.page import Markup, bar, escape, figure, grid, section, strip, table, tile
+from diffrl.report.page import Markup, bar, escape, figure, grid, legend, section, strip, table, tile
 from diffrl.report.page import curves as curves_of
 from diffrl.report.plots import Axis, Line, spans_decades, stack
 
@@ -42,11 +41,10 @@ def headline(run: RunData) -> str:
         parts[1] = f"{'running' if renewed(run.folder) else 'stopped'}: {last['epoch']} of {planned} epochs"
     parts += [f"{last.get('samples') or 0:,} images", f"{duration(run.elapsed())} of training and evaluation"]
     heading = Markup('<h1>{}</h1><p class="sub">{}</p>').format(run.name, " · ".join(part for part in parts if part))
-    tiles = [_tile(run, name, "trained") for name in run.trained] + [
-        _tile(run, name, "watched") for name in run.watched
-    ]
+    tagged = [*((name, "trained") for name in run.trained), *((name, "watched") for name in run.watched)]
+    tiles = [_tile(run, name, tag) for name, tag in tagged]
     alarms = "".join(f'<p class="warning">{escape(text)}</p>' for text in warnings_of(run))
-    return f"<header>{heading}{_verdict(run)}{alarms}</header>{grid([tile for tile in tiles if tile], 'tiles')}"
+    return f"<header>{heading}{_verdict(run)}{alarms}</header>{grid(tiles, 'tiles')}"
 
 
 def curves(run: RunData) -> str:
@@ -56,15 +54,15 @@ def curves(run: RunData) -> str:
         student, _, metric = name.rpartition("/")
         beside = student in run.students and metric in (*run.trained, *run.watched)  # drawn in that one's chart
         if name != "diversity" and not beside:
-            cards.append(_reward_chart(run, name))
-    cards.append(_diversity_chart(run))
+            cards.append(_value_chart(run, name))
+    cards.append(_value_chart(run, "diversity"))
     note = "Each value has its own axis. Lines with dots: means over the held-out prompts, with fixed seeds. "
     note += "Thin lines: means over the images that the epoch was trained on. "
     note += "Diversity, a distance of features, can also fall because mistakes go away: read it beside the scores"
     note += ", and variety, which counts only what the prompts leave free." if run.series("eval/variety")[0] else "."
     if run.base != "full":
         note += f" The images are of the model in {run.base}, but for those of students."
-    return section("Rewards and watched values", grid([card for card in cards if card]), note)
+    return section("Rewards and watched values", grid(cards), note)
 
 
 def samples(run: RunData) -> str:
@@ -88,7 +86,7 @@ def samples(run: RunData) -> str:
 
 def optimisation(run: RunData) -> str:
     """Loss, KL, gradient norm, and how far the scores of an epoch are apart."""
-    cards = [_metric_chart(run, key, *labels) for key, labels in KNOWN.items()]
+    cards = [metric_chart(run, key, *labels) for key, labels in KNOWN.items()]
     spread = [(name, *run.series(f"reward/{name}/std")) for name in run.trained]
     lines = [Line(xs, ys, run.color(name), name) for name, xs, ys in spread if len(xs) > 1]
     if lines:
@@ -97,17 +95,14 @@ def optimisation(run: RunData) -> str:
     note = (
         "Where the spread of scores goes to 0, every image of a prompt scores the same, and nothing is left to learn."
     )
-    return section("Optimisation", grid([card for card in cards if card]), note if lines else "")
+    return section("Optimisation", grid(cards), note if lines else "")
 
 
 def others(run: RunData) -> str:
     """Every metric that no section before has drawn, so that nothing logged stays unseen."""
     aside = {"epoch", "step", "samples", *run.logged("seconds")}
     left = [key for key in run.logged() if key not in run.used | aside]
-    return section(
-        "Other metrics",
-        grid([card for card in (_metric_chart(run, key, TITLES.get(key, key), "value") for key in left) if card]),
-    )
+    return section("Other metrics", grid([metric_chart(run, key, TITLES.get(key, key), "value") for key in left]))
 
 
 def time_split(run: RunData) -> str:
@@ -116,14 +111,9 @@ def time_split(run: RunData) -> str:
     total = sum(shares.values())
     if not total:
         return ""
-    legend = Markup("").join(
-        Markup('<span><i class="block" style="background-color: var(--{})"></i>{} {:.0%} ({})</span>').format(
-            part, part, value / total, duration(value)
-        )
-        for part, value in shares.items()
-    )
+    keys = [(part, "block", f"{part} {value / total:.0%} ({duration(value)})") for part, value in shares.items()]
     parts_of_it = [(value / total, part, part) for part, value in shares.items()]
-    text = f'{bar(parts_of_it, "Shares of the time")}<p class="legend">{legend}</p>'
+    text = f'{bar(parts_of_it, "Shares of the time")}<p class="legend">{legend(keys)}</p>'
     text += processes(run)
     rows = [row for row in run.metrics if row.get("seconds") is not None]
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
@@ -247,63 +237,34 @@ def _spark(xs: Sequence[float], ys: Sequence[float]) -> str:
     )
 
 
-def _reward_chart(run: RunData, name: str) -> str:
-    color = run.color(name)
+def _value_chart(run: RunData, name: str) -> str:
+    """What is trained, watched or the diversity, on training images and held-out prompts, and of students."""
+    color, diversity = run.color(name), name == "diversity"
     lines = []
-    for key, kind, label in (("reward/", "faint", "training images"), ("eval/", "dots", "held-out prompts")):
-        xs, ys = run.series(f"{key}{name}")
+    for key, kind, label in (
+        (name if diversity else f"reward/{name}", "faint", "training images"),
+        (f"eval/{name}", "dots", "held-out prompts"),
+    ):
+        xs, ys = run.series(key)
         # People's votes have the mean 0 in every group: their curve would say nothing.
-        if xs and (key == "eval/" or max(map(abs, ys)) > 1e-6):
+        if xs and (kind == "dots" or diversity or max(map(abs, ys)) > 1e-6):
             lines.append(Line(xs, ys, color, label, kind))
-    lines += _students(run, name)
+    for student in run.students:  # the same value where they wear the LoRA
+        key = f"{student}/{name}"
+        xs, ys = run.series(f"eval/{key}")
+        if xs:
+            lines.append(Line(xs, ys, run.color(key), f"on {student}", "dots"))
     tag = "trained" if name in run.trained else "watched"
     tag += ", lower is better" if name in run.lower else ""
-    unit, level = UNITS.get(name, "mean score"), run.limit(name)
-    axis = Axis(y=unit, level=level, description=f"{name} against images generated")
-    return curves_of(name, lines, axis, tag)
+    text = "Diversity inside prompt groups" if diversity else f"{name} against images generated"
+    axis = Axis(y=UNITS.get(name, "mean score"), level=run.limit(name), description=text)
+    return curves_of(name, lines, axis, "inside prompt groups" if diversity else tag)
 
 
-def _students(run: RunData, name: str) -> list[Line]:
-    """The same value where students of the model wear the LoRA."""
-    names = [(f"{student}/{name}", student) for student in run.students]
-    series = [(*run.series(f"eval/{key}"), run.color(key), f"on {student}") for key, student in names]
-    return [Line(xs, ys, color, label, "dots") for xs, ys, color, label in series if xs]
-
-
-def _diversity_chart(run: RunData) -> str:
-    color = run.color("diversity")
-    held, training = run.series("eval/diversity"), run.series("diversity")
-    lines = [Line(*training, color, "training images", "faint")] if training[0] else []
-    lines += [Line(*held, color, "held-out prompts", "dots")] if held[0] else []
-    lines += _students(run, "diversity")
-    if not lines:
-        return ""
-    axis = Axis(y="mean pairwise distance", level=run.limit("diversity"), description="Diversity inside prompt groups")
-    return curves_of("diversity", lines, axis, "inside prompt groups")
-
-
-def _metric_chart(run: RunData, key: str, title: str, label: str) -> str:
+def metric_chart(run: RunData, key: str, title: str, label: str, name: str = "") -> str:
+    """A metric's curve in a card; nothing of fewer than two epochs. `name`: what its description calls it."""
     xs, ys = run.series(key)
     if len(xs) < 2:
         return ""
-    axis = Axis(y=label, log=spans_decades(ys), description=f"{key} against images generated")
+    axis = Axis(y=label, log=spans_decades(ys), description=f"{name or key} against images generated")
     return curves_of(title, [Line(xs, ys, "c0")], axis)
-
-
-def divgen(run: RunData) -> str:
-    """DivGenBench's scores, where `diffrl report RUN --divgen` has measured them."""
-    file = run.folder / "divgen" / "report.json"
-    if not file.is_file():
-        return ""
-    from diffrl.divgen.score import METRICS
-
-    found: dict[str, dict[str, str]] = {}
-    for row in json.loads(file.read_text(encoding="utf-8"))["scores"]:
-        if row["value"] is not None:
-            mark = {"less": " (surely less diverse)", "more": " (surely more diverse)"}.get(row["verdict"], "")
-            found.setdefault(row["score"], {})[row["set"]] = number(row["value"]) + mark
-    sets = list(dict.fromkeys(name for values in found.values() for name in values))
-    rows = [[METRICS[name].title, *(values.get(one, "–") for one in sets)] for name, values in found.items()]
-    page = Markup('<p><a href="divgen/report.html">With intervals, tests and pictures</a></p>')
-    note = "The same prompts and noise with the base model and with the LoRA after so many epochs."
-    return section("DivGenBench", page + Markup(table(rows, ["", *sets], "numbers")), note)

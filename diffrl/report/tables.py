@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diffrl.records.progress import count, duration
 from diffrl.report.groups import Difference, Group, Value, best, differences, drawn_apart, names_of
@@ -126,11 +126,20 @@ def _images(one: Group) -> float | None:
 
 def _markdown(groups: Sequence[Group]) -> str:
     heads, rows, bold = cells(groups)
-    marked = [[f"**{c}**" if b else c for c, b in zip(*both, strict=True)] for both in zip(rows, bold, strict=True)]
-    parts = [pipes(heads, marked)]
+    parts = [pipes(heads, marked(rows, bold, "**{}**".format))]
     if len(groups) > 1:
         parts.append(pipes(*differing(groups)))
     return "\n\n".join([*parts, "\n".join(notes(groups))]) + "\n"
+
+
+def marked(
+    rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]], mark: Callable[[str], str]
+) -> list[list[str]]:
+    """The rows, with `mark` around the cells that are bold."""
+    return [
+        [mark(cell) if is_bold else cell for cell, is_bold in zip(*both, strict=True)]
+        for both in zip(rows, bold, strict=True)
+    ]
 
 
 def pipes(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -142,11 +151,8 @@ def pipes(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _latex(groups: Sequence[Group]) -> str:
     """Tables to \\input; the preamble needs \\usepackage{booktabs}."""
     heads, rows, bold = cells(groups)
-    marked = [
-        [rf"\textbf{{{tex(c)}}}" if b else tex(c) for c, b in zip(*both, strict=True)]
-        for both in zip(rows, bold, strict=True)
-    ]
-    parts = [f"% {note}" for note in notes(groups)] + [r"% \usepackage{booktabs}", tabular(heads, marked, after=1)]
+    values = marked([[tex(cell) for cell in row] for row in rows], bold, r"\textbf{{{}}}".format)
+    parts = [f"% {note}" for note in notes(groups)] + [r"% \usepackage{booktabs}", tabular(heads, values, after=1)]
     if len(groups) > 1:
         more, changes = differing(groups)
         parts += ["", tabular(more, [[tex(cell) for cell in row] for row in changes])]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import METRICS
 from diffrl.report.built_page import Page
-from diffrl.report.page import Markup, figure, img
+from diffrl.report.models import PIECES
+from diffrl.report.page import figure, picture
 from diffrl.report.sections import pick
 
 if TYPE_CHECKING:
@@ -31,16 +32,8 @@ def apart(entries: Sequence[Entry], most: int) -> list[Entry]:
 
 def _wall(title: str, tag: str, rows: Iterable[tuple[str, Sequence[Path | None]]]) -> str:
     """Rows of images, one of each set, in columns of the same seed."""
-    body, style = Markup(""), "display: block; width: 100%; height: auto; border-radius: 4px"
-    for name, paths in rows:
-        cells = Markup("").join(
-            Markup("<span></span>") if path is None else img(path, f"{title}, {name}, {i + 1}", style)
-            for i, path in enumerate(paths)
-        )
-        layout = f"display: grid; grid-template-columns: repeat({len(paths)}, minmax(0, 104px)); gap: 4px"
-        line = Markup('<div class="tag" style="margin-top: 6px">{}</div><div style="{}">{}</div>')
-        body += line.format(name, layout, cells)
-    return figure(title, body, tag)
+    cells = [(name, [path and picture(path) for path in paths]) for name, paths in rows]
+    return figure(title, PIECES.wall(title, cells), tag)
 
 
 def walls(page: Page, entries: Sequence[Entry]) -> None:
