@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,21 +43,18 @@ def name_of(model: object) -> str:
     return str(model)
 
 
+@dataclass(eq=False, repr=False)
 class Model:
     """A text-to-image model, perhaps with a LoRA, ready to draw; made by `load`.
 
     `name`: what it was loaded from. `policy`: the library's own form of it; `pipe`: its diffusers pipeline.
     """
 
-    def __init__(
-        self,
-        name: str,
-        policy: Policy,
-        lora: str | None = None,
-        resolution: Resolution = None,
-        merge: str | Sequence[str] | None = None,
-    ) -> None:
-        self.name, self.policy, self.lora, self.resolution, self.merge = name, policy, lora, resolution, merge
+    name: str
+    policy: Policy
+    lora: str | None = None
+    resolution: Resolution = None
+    merge: str | Sequence[str] | None = None
 
     @property
     def pipe(self) -> Any:

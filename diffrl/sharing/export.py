@@ -19,34 +19,21 @@ from diffrl.records import checkpoint
 from diffrl.records.disk import replacing
 from diffrl.resources import file_of_run, owner_of
 from diffrl.sharing.keys import for_comfyui
-from diffrl.sharing.merged import Weighted, merge
+from diffrl.sharing.merged import SHARD, Weighted, merge
 
 
 def export_merged(
-    source: str,
-    out: Path,
-    *,
-    loras: Sequence[tuple[str, float]] = (),
-    strength: float = 1.0,
-    step: int | None = None,
-    snapshot: str | None = None,
-    dtype: str | None = None,
-    **more: Any,
+    source: str, out: Path, dtype: str | None = None, shard: int = SHARD, **choice: Any
 ) -> dict[str, Any]:
     """Write a model with a run's LoRA, and others, in its weights; see `diffrl.sharing.merged.merge`.
 
     Args:
-        source: a run's folder, or a model; of a run its LoRA comes first.
-        loras: more of them, each with its strength.
-        strength: of the run's LoRA.
-        step: of one of the run's checkpoints; None: the newest LoRA, RUN/lora.
-        snapshot: the checkpoint's "default" or "ema" or another; None: what the run evaluates.
+        source, choice: as `choose` takes them.
 
     Raises:
         UserError: there is no such LoRA, checkpoint or snapshot, or the LoRA does not fit.
     """
-    model, chosen = choose(source, loras, strength, step, snapshot)
-    return merge(model, chosen, out, dtype, **more)
+    return merge(*choose(source, **choice), out, dtype, shard)
 
 
 def export_comfyui(source: str, file: Path, **choice: Any) -> None:
@@ -91,7 +78,15 @@ def choose(
     step: int | None = None,
     snapshot: str | None = None,
 ) -> tuple[str, list[Weighted]]:
-    """The model, and the LoRAs that are chosen; of a run also those that were merged before it was trained."""
+    """The model, and the LoRAs that are chosen; of a run also those that were merged before it was trained.
+
+    Args:
+        source: a run's folder, or a model; of a run its LoRA comes first.
+        loras: more of them, each with its strength.
+        strength: of the run's LoRA.
+        step: of one of the run's checkpoints; None: the newest LoRA, RUN/lora.
+        snapshot: the checkpoint's "default" or "ema" or another; None: what the run evaluates.
+    """
     chosen, model, run = [], source, Path(source)
     if (run / "config.yaml").is_file() and not (run / "model_index.json").is_file():
         from diffrl.config import load_config

@@ -21,32 +21,19 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec
-from diffrl.policy.comfyui import LUMINA2, weights_of
+from diffrl.policy.comfyui import KREA2, LUMINA2, SD3, Z_IMAGE, weights_of
 
-JOINT = (
+FLUX = (
     r"transformer_blocks\.\d+\.(attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)|norm1(_context)?\.linear|"
-    r"ff(_context)?\.(net\.0\.proj|net\.2|linear_in|linear_out))|proj_out|norm_out\.linear|context_embedder|"
-    r"time_text_embed\.(timestep|text)_embedder\.linear_[12]"
-)
-FLUX = JOINT + (
-    r"|single_transformer_blocks\.\d+\.(attn\.(to_[qkv]|to_qkv_mlp_proj|to_out)|proj_mlp|norm\.linear|proj_out)|"
-    r"x_embedder|time_text_embed\.guidance_embedder\.linear_[12]"
-)
-KREA2 = (
-    r"(transformer_blocks|text_fusion\.(layerwise|refiner)_blocks)\.\d+\.(attn\.(to_[qkv]|to_gate|to_out\.0)|"
-    r"ff\.(gate|up|down))|img_in|time_embed\.linear_[12]|time_mod_proj|txt_in\.linear_[12]|text_fusion\.projector|"
-    r"final_layer\.linear"
-)
-Z_IMAGE = (
-    r"(layers|context_refiner|noise_refiner)\.\d+\.(attention\.(to_[qkv]|to_out\.0)|feed_forward\.w[123]|"
-    r"adaLN_modulation\.0)|all_final_layer\.2-1\.(linear|adaLN_modulation\.1)|all_x_embedder\.2-1|cap_embedder\.1|"
-    r"t_embedder\.mlp\.[02]"
+    r"ff(_context)?\.(net\.0\.proj|net\.2|linear_in|linear_out))|proj_out|norm_out\.linear|context_embedder|x_embedder|"
+    r"time_text_embed\.(timestep|text|guidance)_embedder\.linear_[12]|"
+    r"single_transformer_blocks\.\d+\.(attn\.(to_[qkv]|to_qkv_mlp_proj|to_out)|proj_mlp|norm\.linear|proj_out)"
 )
 UNET = (
     r".*\.(attn[12]\.(to_[qkv]|to_out\.0)|ff\.net\.(0\.proj|2)|proj_in|proj_out|time_emb_proj)|(time|add)_embedding.*"
 )
 READ: dict[str, str] = {  # by pipeline class: diffusers' layers that ComfyUI knows; of the others it reads every one
-    "StableDiffusion3Pipeline": JOINT + r"|transformer_blocks\.\d+\.attn2\.(to_[qkv]|to_out\.0)",
+    "StableDiffusion3Pipeline": "|".join(SD3),
     "FluxPipeline": FLUX,
     "Flux2Pipeline": FLUX,
     "Flux2KleinPipeline": FLUX,
@@ -54,8 +41,8 @@ READ: dict[str, str] = {  # by pipeline class: diffusers' layers that ComfyUI kn
     "QwenImagePipeline": ".*",
     "QwenImage21Pipeline": ".*",
     "HiDreamImagePipeline": ".*",
-    "Krea2Pipeline": KREA2,
-    "ZImagePipeline": Z_IMAGE,
+    "Krea2Pipeline": "|".join(KREA2),
+    "ZImagePipeline": "|".join(Z_IMAGE),
     "Lumina2Pipeline": "|".join(LUMINA2),
     "StableDiffusionPipeline": UNET,
     "StableDiffusionXLPipeline": UNET,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -243,23 +244,17 @@ def _write_part(
 ) -> None:
     """The part's tensors, in files of at most `most` bytes each (one tensor, at least), with the index of several."""
     sizes = _sizes(files, dtype)
-    shards: list[list[str]] = [[]]
-    room = most
-    for name, (_, size) in sizes.items():
-        if shards[-1] and size > room:
-            shards.append([])
-            room = most
-        shards[-1].append(name)
-        room -= size
-    where: dict[str, str] = {}
-    for number, names in enumerate(shards, 1):
-        ending = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
-        file = folder / f"{stem}{ending}.safetensors"
-        save_file(dict(_changed(sizes, names, dtype, change)), file, metadata={"format": "pt"})
-        _sync(file)
-        where |= dict.fromkeys(names, file.name)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(size for _, size in sizes.values())}, "weight_map": where}
+    shards = split_state_dict_into_shards_factory(
+        sizes,
+        get_storage_size=lambda entry: entry[1],
+        filename_pattern=f"{stem}{{suffix}}.safetensors",
+        max_shard_size=most,
+    )
+    for file, names in shards.filename_to_tensors.items():
+        save_file(dict(_changed(sizes, names, dtype, change)), folder / file, metadata={"format": "pt"})
+        _sync(folder / file)
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8")
 
