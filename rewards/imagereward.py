@@ -7,7 +7,6 @@ names of the vision transformer's tensors differ (`VISION_NAMES`), those of the 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.clip import fit
 from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, from_pretrained, pick_device
+from diffrl_zoo.vision import complete
 
 MODEL, FILE, CONFIG = "THUDM/ImageReward", "ImageReward.pt", "med_config.json"
 PARAMETERS = 450_000_000  # of the published model, about
@@ -31,16 +31,17 @@ MARKS = ["[DEC]", "[ENC]"]  # BLIP's own tokens, at the end of BERT's: a prompt 
 TOKENS = 35  # prompts are cut to this length
 HEAD_WIDTH = 64  # of an attention head, in every BLIP
 # BLIP's own names of the vision transformer's parts, and transformers', in the order of replacement.
-VISION_NAMES = (
-    (r"^blocks\.", "encoder.layers."),
-    (r"\.attn\.proj\.", ".self_attn.projection."),
-    (r"\.attn\.qkv\.", ".self_attn.qkv."),
-    (r"\.norm([12])\.", r".layer_norm\1."),
-    (r"^norm\.", "post_layernorm."),
-    (r"^patch_embed\.proj\.", "embeddings.patch_embedding."),
-    (r"^pos_embed$", "embeddings.position_embedding"),
-    (r"^cls_token$", "embeddings.class_embedding"),
-)
+VISION_NAMES = {
+    r"^blocks\.": "encoder.layers.",
+    r"\.attn\.proj\.": ".self_attn.projection.",
+    r"\.attn\.qkv\.": ".self_attn.qkv.",
+    r"\.norm([12])\.": r".layer_norm\1.",
+    r"^norm\.": "post_layernorm.",
+    r"^patch_embed\.proj\.": "embeddings.patch_embedding.",
+    r"^pos_embed$": "embeddings.position_embedding",
+    r"^cls_token$": "embeddings.class_embedding",
+}
+WHERE = "imagereward: the checkpoint"
 _VISION, _TEXT, _HEAD = "blip.visual_encoder.", "blip.text_encoder.", "mlp."
 
 
@@ -72,10 +73,10 @@ class ImageReward:
         with cannot_load("imagereward", source, "the tokenizer "):
             self.tokenizer = from_pretrained(AutoTokenizer, source)
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
-        vision: Any = _vision(_under(tensors, _VISION, weights))
-        self.vision = vision.to(self.device, self.dtype)
-        text: Any = _text(_under(tensors, _TEXT, weights), json.loads(config.read_text()), vision.config.hidden_size)
-        self.text: Any = text.to(self.device, self.dtype)
+        with cannot_load("imagereward", str(weights)):
+            vision = _vision(_under(tensors, _VISION, weights))
+            text = _text(_under(tensors, _TEXT, weights), json.loads(config.read_text()), vision.config.hidden_size)
+        self.vision, self.text = vision.to(self.device, self.dtype), text.to(self.device, self.dtype)
         if text.config.vocab_size == len(self.tokenizer) + len(MARKS):
             self.tokenizer.add_tokens(MARKS, special_tokens=True)
         head = linear_chain(_under(tensors, _HEAD, weights), nn.Identity, f"imagereward: the head of {weights}")
@@ -117,7 +118,7 @@ def _under(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, 
     return result
 
 
-def _vision(tensors: Mapping[str, Tensor]) -> nn.Module:
+def _vision(tensors: Mapping[str, Tensor]) -> Any:
     """transformers' BLIP vision transformer with the tensors of BLIP's own; sizes are those of the tensors."""
     from transformers import BlipVisionConfig, BlipVisionModel
 
@@ -132,15 +133,10 @@ def _vision(tensors: Mapping[str, Tensor]) -> nn.Module:
         patch_size=patch,
         layer_norm_eps=1e-6,  # timm's
     )
-    renamed = {}
-    for key, tensor in tensors.items():
-        for pattern, name in VISION_NAMES:
-            key = re.sub(pattern, name, key)
-        renamed[key] = tensor
-    return _filled(BlipVisionModel(config), renamed)
+    return complete(BlipVisionModel, None, config, torch.float32, WHERE, state_dict=tensors, key_mapping=VISION_NAMES)
 
 
-def _text(tensors: Mapping[str, Tensor], config: Mapping[str, Any], vision_width: int) -> nn.Module:
+def _text(tensors: Mapping[str, Tensor], config: Mapping[str, Any], vision_width: int) -> Any:
     """transformers' BLIP text encoder with cross-attention to the image; `config` is BLIP's `med_config.json`."""
     from transformers import BlipTextConfig, BlipTextModel
 
@@ -150,12 +146,4 @@ def _text(tensors: Mapping[str, Tensor], config: Mapping[str, Any], vision_width
     # is_decoder only adds the layers of cross-attention here; the attention to the prompt stays bidirectional.
     built = BlipTextConfig(**settings, vocab_size=vocabulary, encoder_hidden_size=vision_width, is_decoder=True)
     wanted = {key: tensor for key, tensor in tensors.items() if not key.endswith("position_ids")}
-    return _filled(BlipTextModel(built, add_pooling_layer=False), wanted)
-
-
-def _filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise UserError(f"imagereward: the checkpoint does not fit BLIP: {' '.join(str(error).split())}") from error
-    return module.requires_grad_(False).eval()
+    return complete(BlipTextModel, None, built, torch.float32, WHERE, state_dict=wanted, add_pooling_layer=False)

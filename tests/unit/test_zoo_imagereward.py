@@ -192,4 +192,4 @@ def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path) -> None:
     broken = checkpoint()
     del broken["blip.visual_encoder.norm.bias"]
     torch.save(broken, tmp_path / "ImageReward.pt")
-    assert "does not fit BLIP" in refused(model=str(tmp_path))
+    assert "does not fit its class (1 tensors, the first: post_layernorm.bias)" in refused(model=str(tmp_path))
