@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.errors import UserError, in_one_line, nearest, read_text
 from diffrl.plugins import here
 from diffrl.prompt_sets import SETS, set_name
 from diffrl.prompt_sets import SPLITS as SET_SPLITS
@@ -206,16 +206,8 @@ def _read(path: Path, mtime_ns: int, size: int) -> tuple[tuple[Prompt, ...], lis
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number, text) of every line that is not blank."""
-    try:
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # byte-order mark
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    for number, raw in enumerate(data.split(b"\n"), start=1):
-        try:
-            line = raw.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}:{number}: not UTF-8 text (byte {error.start + 1} of the line)") from error
-        if line:
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line := line.strip():
             yield number, line
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from diffrl.config import door
 from diffrl.config.schema import TABLES, is_section, is_table
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, nearest, read_text
 
 _PREFIX = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
@@ -220,14 +220,7 @@ def _index(
 
 def read(path: Path) -> Source:
     """The values of a config file; raises UserError with file and line if it cannot be read."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text") from error
-    parsed = parse(text, lambda line: f"{path}:{line}")
+    parsed = parse(read_text(path), lambda line: f"{path}:{line}")
     data = {} if parsed.data is None else parsed.data
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected sections and keys such as `epochs: 40`")

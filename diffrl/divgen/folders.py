@@ -18,6 +18,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from diffrl.divgen.embedded import Told, flat, told_by, webui, whole
 from diffrl.divgen.listings import ROWS, from_hub, is_hub, lists_below, lists_in, rows_of, several, show
 from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
-from diffrl.errors import UserError, foreign, nearest
+from diffrl.errors import UserError, nearest, read_text
 from diffrl.pictures import SUFFIXES
 from diffrl.prompts import Prompt
 
@@ -204,12 +205,11 @@ def _by(reader: Callable[[Path], Told | None], paths: Sequence[Path]) -> dict[Pa
 
 def _beside(path: Path) -> Told | None:
     text, table = path.with_suffix(".txt"), path.with_suffix(".json")
-    try:
-        if table.is_file():
-            return flat(json.loads(table.read_text(encoding="utf-8-sig")), "")
-        words = text.read_text(encoding="utf-8-sig").strip() if text.is_file() else ""
-    except (OSError, ValueError, AttributeError, RecursionError):
+    if table.is_file():
+        with suppress(ValueError, AttributeError, RecursionError):
+            return flat(json.loads(read_text(table)), "")
         return None
+    words = read_text(text).strip() if text.is_file() else ""
     if re.search(r"^Steps: \d+", words, re.MULTILINE):
         return webui(words)
     return Told("", " ".join(words.split())) if words else None
@@ -221,9 +221,9 @@ def _prompt_lines(folder: Path, wanted: str) -> tuple[str, list[str]]:
     file = next((name for name in names if name.is_file()), None)
     if file is None:
         return "", []
-    with foreign(file):
-        lines = file.read_bytes().decode("utf-8-sig").split("\n")
-    return file.name, [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return file.name, [
+        line.strip() for line in read_text(file).split("\n") if line.strip() and not line.startswith("#")
+    ]
 
 
 def _by_line(paths: Sequence[Path], lines: Sequence[str]) -> dict[Path, Told]:
@@ -282,12 +282,10 @@ def _by_folder(paths: Sequence[Path], folder: Path) -> dict[Path, Told]:
 
 
 def _own_prompt(home: Path) -> str:
-    for name in ("prompt.txt", "metadata.jsonl"):
-        try:
-            text = (home / name).read_text(encoding="utf-8-sig").strip()
-            return text if name.endswith(".txt") else str(json.loads(text)["prompt"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    if (home / "prompt.txt").is_file():
+        return read_text(home / "prompt.txt").strip()
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(read_text(home / "metadata.jsonl"))["prompt"])
     return ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from diffrl.divgen.embedded import PROMPTS, SEEDS, settings_of, whole
 from diffrl.divgen.observe import MANIFESTS, Item
 from diffrl.divgen.prompts import DIMENSIONS
-from diffrl.errors import UserError, foreign, in_one_line
+from diffrl.errors import UserError, foreign, read_text
 from diffrl.prompts import Prompt
 
 COLUMNS = {
@@ -85,15 +85,10 @@ def entries(file: Path, errors: str = "strict") -> Iterator[tuple[int, dict[str,
             rows = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
             yield from enumerate(rows, start=1)
         return
-    try:
-        raw = file.read_bytes()
-        wide = raw.startswith((b"\xff\xfe", b"\xfe\xff"))  # spreadsheets' "Unicode text"
-        data = raw.decode("utf-16" if wide else "utf-8-sig", errors)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: not UTF-8 text ({in_one_line(error)}); save it as UTF-8") from error
+    data = read_text(file, errors)
     if file.suffix != ".jsonl":
         head = data.partition("\n")[0]
-        lines = data.replace("\r\n", "\n").split("\n")  # U+2028 and U+0085 end no line
+        lines = data.split("\n")  # U+2028 and U+0085 end no line
         table = csv.DictReader(
             (f"{line}\n" for line in lines), delimiter=max("\t;,", key=head.count), skipinitialspace=True
         )

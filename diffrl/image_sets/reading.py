@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.errors import UserError, in_one_line, nearest, read_text
 from diffrl.image_sets import FORM, PREFIX
 from diffrl.image_sets.hub import fetched, parts
 from diffrl.image_sets.layouts import Group, Picture, group_of, single_of
@@ -136,11 +136,8 @@ def _rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     if file.suffix == ".parquet":
         yield from _parquet_rows(file)
         return
-    try:
-        lines = [file.read_bytes()] if file.suffix == ".json" else file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
-    for number, line in enumerate(lines, start=1):
+    text = read_text(file)
+    for number, line in enumerate([text] if file.suffix == ".json" else text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{file}:{number}" if file.suffix == ".jsonl" else str(file)

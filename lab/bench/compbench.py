@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, read_text
 
-from .items import Answers, Item, Mark, find, read_text
+from .items import Answers, Item, Mark, find
 
 NOUNS = "new_objects.txt"
 OWED = {
@@ -38,7 +38,9 @@ Nouns = Sequence[tuple[str, str]]  # singular and plural
 def nouns_of(path: Path) -> Nouns:
     """The official nouns, a line each: "SINGULAR - PLURAL"."""
     nouns = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
         one, dash, many = (part.strip().lower() for part in line.partition(" - "))
         if not (one and dash and many):
             raise UserError(f'{path}:{number}: expected "SINGULAR - PLURAL", got "{line[:60]}"')

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, nearest, read_text
 
 Mark = tuple[str, str, float]  # section, line, a value whose mean over all prompts is the line's
 Answers = Mapping[str, Sequence[Sequence[float]]]  # by judge: of each image of a prompt, its answers
@@ -79,14 +79,6 @@ def find(folder: Path, *names: str) -> Path:
     there = [path.name for path in folder.iterdir()]
     hint = nearest(Path(names[0]).name, there) if there else " (it is empty)"
     raise UserError(f"--data: {folder} has no {' or '.join(names)}{hint}")
-
-
-def read_text(path: Path) -> str:
-    """UTF-8 text; UserError for a file that is none."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, nearest, read_text
 
-from .items import Answers, Item, Mark, find, parsed, read_text, rows_of
+from .items import Answers, Item, Mark, find, parsed, rows_of
 
 FILE, WORDS = "test_prompts_en.csv", "eval_common.py"
 TEMPLATE, MEANINGS, SETTINGS = "SYSTEM_PROMPT_EN_TEMPLATE", "EXPLANATION_DICT_EN", "LANG_CONFIGS"

@@ -432,6 +432,16 @@ def test_tables_of_other_machines(name: str, data: bytes, tmp_path: Path) -> Non
     assert groups(found) == {"a": [7], "b": [None]} and all(item.path.is_file() for item in found.items)
 
 
+def test_sidecars_of_another_alphabet_are_read_or_said(tmp_path: Path) -> None:
+    """One that could not be read was passed over, and the pictures had no prompts."""
+    write(tmp_path / "0.png")
+    (tmp_path / "0.txt").write_bytes("café\r\nau lait\r\n".encode("utf-16"))
+    assert [item.prompt.text for item in read_folder(tmp_path).items] == ["café au lait"]
+    (tmp_path / "0.txt").write_bytes("café".encode("cp1252"))
+    with pytest.raises(UserError, match=r"0\.txt:1: not UTF-8 text \(byte 4 of the line\); save it as UTF-8"):
+        read_folder(tmp_path)
+
+
 def test_a_table_of_another_alphabet_is_said(tmp_path: Path) -> None:
     write(tmp_path / "0.png")
     (tmp_path / "own.csv").write_bytes("file,prompt\n0.png,caf\xe9\n".encode("cp1252"))

@@ -112,10 +112,12 @@ def test_a_bad_row_is_named_in_one_line(tmp_path: Path, case: str) -> None:
 def test_bad_files_are_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing else")
     (tmp_path / "no.jsonl").write_text('{"image": \n')
+    (tmp_path / "latin.jsonl").write_bytes('\n{"image": "é"}'.encode("cp1252"))
     (tmp_path / "empty").mkdir()
     for name, text in {
         "broken.parquet": "not a parquet file",
         "no.jsonl": "no.jsonl:1: not valid JSON",
+        "latin.jsonl": "latin.jsonl:2: not UTF-8 text (byte 12 of the line)",
         "empty": "has no .jsonl and no .parquet",
         "brokn.parquet": 'nearest: "broken.parquet"',
     }.items():

@@ -19,6 +19,17 @@ def test_text_file(tmp_path):
     assert check_source(str(file)) == 2
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_editors_write_is_read(tmp_path, coding, end):
+    """PowerShell's and Notepad's UTF-16, line ends of three systems, none at the end; U+2028 ends no line."""
+    text, objects = tmp_path / "p.txt", tmp_path / "p.jsonl"
+    text.write_bytes(end.join(["grüner Kreis", "", "a\u2028b"]).encode(coding))
+    objects.write_bytes(end.join(['{"prompt": "grüner Kreis"}', "", '{"prompt": "a\u2028b"}']).encode(coding))
+    for file in (text, objects):
+        assert [p.text for p in load_prompts(str(file))] == ["grüner Kreis", "a\u2028b"]
+
+
 def test_json_lines_keep_their_metadata(tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a", "words": ["x"], "n": 2}\n\n{"prompt": "b"}\n')
@@ -45,7 +56,10 @@ def test_a_changed_file_is_read_again(tmp_path):
     ("name", "content", "message"),
     [
         ("p.txt", b"# only this\n", "p.txt: no prompts in this file"),
-        ("p.txt", b"a\nb\xff\n", "p.txt:2: not UTF-8 text (byte 2 of the line)"),
+        ("p.txt", b"a\nb\xff\n", "p.txt:2: not UTF-8 text (byte 2 of the line); save it as UTF-8"),
+        ("p.txt", b"\xef\xbb\xbf\xff\n", "p.txt:1: not UTF-8 text (byte 1 of the line)"),
+        ("p.txt", "a\nb".encode("utf-16-le"), "p.txt:1: a NUL is no text (UTF-16 without its mark?)"),
+        ("p.txt", "a\nb".encode("utf-16") + b"c", "p.txt:2: not UTF-16 text"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: not valid JSON"),
         ("p.jsonl", b'["a"]\n', 'p.jsonl:1: expected an object like {"prompt"'),
         ("p.jsonl", b'\n{"promt": "a"}\n', 'p.jsonl:2: expected text under "prompt" (nearest: "promt")'),
