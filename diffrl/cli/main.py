@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -203,7 +204,7 @@ def train(arguments: argparse.Namespace, rest: list[str]) -> int:
     def run() -> None:
         nonlocal config
         with (peers := joined()).starting():
-            peers.began = psutil.Process().create_time()
+            peers.began = time.monotonic() - time.time() + psutil.Process().create_time()
             config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
             if not watched:  # a file has a mistake's one line alone
                 loading()

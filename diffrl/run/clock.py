@@ -32,7 +32,7 @@ class Clock:
 
     seconds: dict[str, float] = field(default_factory=dict)
     forwards: int = 0  # since `watch`: of the network, counted in rows of images; see there
-    first: float = 0.0  # `time.time()` when the first image was there
+    first: float = 0.0  # `time.monotonic()` when the first image was there
     _inner: float = 0.0
 
     def add(self, name: str, since: float, until: float | None = None) -> float:
@@ -76,7 +76,7 @@ class Clock:
             mark = now(device)
             result = decode(*args, **kwargs)
             self.add("decode", mark, now(device))
-            self.first = self.first or time.time()
+            self.first = self.first or time.monotonic()
             return result
 
         policy.decode = decoded  # type: ignore[method-assign]
@@ -85,7 +85,7 @@ class Clock:
 
     def first_image(self, begun: list[float], note: Callable[[str], None]) -> dict[str, float]:
         """Once: note what the seconds until the first image went into, and their entry in the metrics. `begun`: the
-        `time.time()` of the command, of a loaded run and of its encoded prompts; emptied."""
+        `time.monotonic()` of the command, of a loaded run and of its encoded prompts; emptied."""
         if not (begun and self.first):
             return {}
         load, encode, draw = (end - start for start, end in pairwise([*begun, self.first]))

@@ -42,7 +42,7 @@ class Peers:
     """No other process.
 
     Attributes:
-        began: `time.time()` of the start of this process, or of this object.
+        began: `time.monotonic()` of the start of this process, or of this object.
         folder: of the run, once it is known.
         accelerator: this process's, once it has joined the others.
         lock: held by the thread that writes what a resume needs, or ends this process.
@@ -51,7 +51,7 @@ class Peers:
     """
 
     def __init__(self) -> None:
-        self.began = time.time()
+        self.began = time.monotonic()
         self.folder: RunFolder | None = None
         self.accelerator: Accelerator | None = None
         self.lock = threading.RLock()

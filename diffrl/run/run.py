@@ -142,11 +142,11 @@ class Run:
 
     def train(self, logger: RunLogger) -> None:
         """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
-        config, begun = self.config, [self.peers.began, time.time()]
+        config, begun = self.config, [self.peers.began, time.monotonic()]
         self.monitor.status, self.monitor.note = logger.status, logger.note
         logger.status("encoding prompts")
         self.prefetcher.ensure(self.epoch, self.monitor.check)
-        begun.append(time.time())
+        begun.append(time.monotonic())
         self.begin()
         if self.epoch == 0:  # line 0 of the metrics: the model before training
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
