@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
 from diffrl.rewards.mapped import known_means
 from diffrl_playground.grammar import facts as facts_of
 from diffrl_playground.grammar import kind_of, parse, understood
@@ -18,6 +17,7 @@ from diffrl_playground.sight import to_pixels
 from diffrl_playground.variety import FIGURES
 from diffrl_playground.verifier import Verdict, glance, verify
 from diffrl_zoo.cards import card_of
+from diffrl_zoo.inputs import check_choice
 
 MODES = ("reward", "strict", "all_right")
 KINDS = (
@@ -68,12 +68,9 @@ class Playground:
     card = card_of(name)
 
     def __init__(self, mode: str = "reward", facts: Sequence[str] | None = None) -> None:
-        if mode not in MODES:
-            raise UserError(f'reward "playground": unknown mode "{mode}"{nearest(mode, MODES)}')
-        if facts is not None:
-            for kind in facts:
-                if kind not in KINDS:
-                    raise UserError(f'reward "playground": unknown kind of fact "{kind}"{nearest(kind, KINDS)}')
+        check_choice("mode", mode, MODES, 'reward "playground"')
+        for kind in facts or ():
+            check_choice("kind of fact", kind, KINDS, 'reward "playground"')
         self.mode = mode
         if mode in MEASURES:
             self.card = replace(self.card, measures=MEASURES[mode])

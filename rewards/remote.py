@@ -12,12 +12,13 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.fingerprint import essential
 from diffrl.rewards.protocol import ABILITIES, RewardError
 from diffrl.serving import wire
 from diffrl.serving.client import PATIENCE, RemoteError, Servers, find_token
 from diffrl_zoo.cards import card_of
+from diffrl_zoo.inputs import check_choice
 
 FORMS = ("tensors", "png")
 log = logging.getLogger("diffrl")
@@ -52,8 +53,7 @@ class Remote:
         form: str = "tensors",
         **arguments: Any,
     ) -> None:
-        if form not in FORMS:
-            raise UserError(f'remote: unknown form "{form}"{nearest(form, FORMS)}')
+        check_choice("form", form, FORMS, "remote")
         self.servers = Servers(servers, find_token(token_file), request_timeout, patience)
         self.form = form
         described = self._describe(reward)
