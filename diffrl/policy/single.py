@@ -7,6 +7,7 @@ comes from the base. GGUF's blocks become numbers when they are read: a LoRA is 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ from diffrl.policy.files import PLAIN
 OF_FILE = "_file"  # the key of model_index.json's contents that has the file
 LORA = re.compile(r"\.lora[._](A|B|up|down)\.|_lora\.(up|down)\.|^lora_(unet|te)")
 AUTOENCODER = ("first_stage_model.", "vae.")
+TEXTS = ("cond_stage_model.", "conditioner.")
+# Empty tensors, by which a checkpoint says how it was trained, and the scheduler's field that says it in diffusers.
+MARKS = {"v_pred": ("prediction_type", "v_prediction"), "ztsnr": ("rescale_betas_zero_snr", True)}
 SCALED = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".absmax", ".quant_state", ".qweight")
 
 
@@ -61,6 +65,8 @@ def load_file(source: str, index: Mapping[str, Any], types: Mapping[str, torch.d
     words: dict[str, Any] = {"config": where, **({"config_revision": at["revision"]} if at else {})}
     name = next(name for name in ("transformer", "unet") if index.get(name, [None])[0] is not None)
     modules: dict[str, Any] = {}
+    _check_prediction(tensors, index, source)
+    part = "vae"
     try:
         if any(key.startswith(AUTOENCODER) for key in tensors):
             kind = getattr(diffusers, index["vae"][1])
@@ -68,10 +74,12 @@ def load_file(source: str, index: Mapping[str, Any], types: Mapping[str, torch.d
         for part in ("text_encoder", "text_encoder_2", "text_encoder_3"):
             if (module := _text_encoder(tensors, index.get(part), part, where, dtype)) is not None:
                 modules[part] = module
-        kind = getattr(diffusers, index[name][1])
+        part, kind = name, getattr(diffusers, index[name][1])
         modules[name] = kind.from_single_file(dict(tensors), subfolder=name, torch_dtype=dtype, **words)
     except UserError:
         raise
+    except NotImplementedError as error:  # torch's, where what the file has not is given its type
+        raise UserError(f'model: "{file}" is not a whole {part} of {source}: it lacks tensors') from error
     except Exception as error:  # diffusers' converters, on a file that may be anybody's
         text = f'model: "{file}" is not a {index[name][1]} of {source}: {in_one_line(error, most=200)}'
         raise UserError(text) from error
@@ -79,6 +87,20 @@ def load_file(source: str, index: Mapping[str, Any], types: Mapping[str, torch.d
         if empty := [key for key, value in module.state_dict().items() if value.is_meta]:
             raise UserError(f'model: "{file}" has no {part}.{empty[0]} ({len(empty)} such tensors) of {source}')
     return modules
+
+
+def _check_prediction(tensors: Mapping[str, Tensor], index: Mapping[str, Any], source: str) -> None:
+    """UserError where the file says by MARKS that it predicts what the base's scheduler does not read."""
+    from diffrl.hub import pinned
+
+    wanted = dict(field for mark, field in MARKS.items() if mark in tensors)
+    where, at = pinned(source)
+    config = getattr(diffusers, index["scheduler"][1]).load_config(where, subfolder="scheduler", **at) if wanted else {}
+    if missing := {key: value for key, value in wanted.items() if config.get(key) != value}:
+        raise UserError(
+            f'model: "{index[OF_FILE]}" was trained with {json.dumps(missing)[1:-1]}, which the scheduler of {source} '
+            "has not; write BASE+FILE, BASE being a model whose scheduler/scheduler_config.json has it"
+        )
 
 
 def _text_encoder(tensors: Mapping[str, Tensor], entry: Any, name: str, config: str, dtype: torch.dtype) -> Any:
@@ -91,6 +113,8 @@ def _text_encoder(tensors: Mapping[str, Tensor], entry: Any, name: str, config: 
     words = {"checkpoint": dict(tensors), "config": config, "subfolder": name, "torch_dtype": dtype}
     if single_file_utils.is_clip_model_in_single_file(kind, tensors) and "CLIP" in kind.__name__:
         return single_file_utils.create_diffusers_clip_model_from_ldm(kind, **words)
+    if "CLIP" in kind.__name__ and (unread := next((key for key in tensors if key.startswith(TEXTS)), None)):
+        raise UserError(f'model: the file has a text encoder under names that are not read, such as "{unread}"')
     if single_file_utils.is_t5_in_single_file(tensors) and "T5" in kind.__name__:
         return single_file_utils.create_diffusers_t5_model_from_checkpoint(kind, **words)
     return None

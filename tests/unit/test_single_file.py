@@ -9,7 +9,9 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
+import transformers
 import yaml
+from ldm_names import original as original_sd
 from safetensors.torch import load_file, save_file
 from tiny import SPEC, tiny_sd, velocity
 from tiny_models.recent import make
@@ -18,7 +20,7 @@ from torch import Tensor
 from diffrl.cli.main import main
 from diffrl.config import check_model
 from diffrl.errors import UserError
-from diffrl.policy import find_model, load_policy
+from diffrl.policy import Policy, find_model, load_policy
 from diffrl.policy.single import _text_encoder
 from diffrl.run.identity import contents
 
@@ -105,6 +107,52 @@ def test_the_text_encoder_of_a_checkpoint_is_read(tmp_path: Path) -> None:
     found = _text_encoder(tensors, entry, "text_encoder", str(model), torch.float32).state_dict()
     assert all(torch.equal(found[key], value) for key, value in text.items())
     assert _text_encoder({"x": torch.zeros(2)}, entry, "text_encoder", str(model), torch.float32) is None
+
+
+def wide_xl(folder: Path, seed: int) -> Path:
+    """SDXL, whose second text encoder is wider than the first: by their widths diffusers knows them in a file."""
+    tiny_sd(folder, xl=True, seed=seed)
+    clip, unet = (json.loads((folder / part / "config.json").read_text()) for part in ("text_encoder_2", "unet"))
+    size = clip["hidden_size"]
+    clip = transformers.CLIPTextConfig(**clip | {"hidden_size": 2 * size, "projection_dim": 2 * size})
+    unet |= {"cross_attention_dim": 3 * size, "projection_class_embeddings_input_dim": 6 * 8 + 2 * size}
+    torch.manual_seed(seed)
+    transformers.CLIPTextModelWithProjection(clip).save_pretrained(folder / "text_encoder_2")
+    diffusers.UNet2DConditionModel.from_config(unet).save_pretrained(folder / "unet")
+    return folder
+
+
+@pytest.mark.parametrize("xl", [False, True], ids=["SD 1.5", "SDXL"])
+def test_all_parts_of_a_whole_checkpoint_are_read_under_their_original_names(xl: bool, tmp_path: Path) -> None:
+    model, base = (wide_xl(tmp_path / n, i) if xl else tiny_sd(tmp_path / n, seed=i) for i, n in enumerate("ab"))
+    kind = diffusers.StableDiffusionXLPipeline if xl else diffusers.StableDiffusionPipeline
+    tensors = original_sd(kind.from_pretrained(model)) | {"alphas_cumprod": torch.ones(9)}
+    file = tmp_path / "whole.safetensors"
+
+    def read(changed: dict[str, Tensor], folder: Path = base) -> Policy:
+        save_file(changed, file)
+        return load_policy(f"{folder}+{file}", lora=SPEC)
+
+    got, wanted = read(tensors), load_policy(str(model), lora=SPEC)
+    for part in ("unet", "vae", "text_encoder", *(["text_encoder_2"] if xl else [])):
+        here, there = (getattr(policy.backbone.pipe, part).state_dict() for policy in (got, wanted))
+        assert here.keys() == there.keys() and all(torch.equal(here[k], there[k]) for k in here if "lora" not in k), (
+            part
+        )
+    with pytest.raises(UserError, match="is not a whole vae of .*: it lacks tensors"):
+        read({key: value for key, value in tensors.items() if "decoder.mid" not in key})
+    odd = "conditioner.embedders.1." if xl else "text_model."
+    with pytest.raises(UserError, match="text encoder under names that are not read, such as"):
+        read({key.replace(odd, "" if not xl else "x."): value for key, value in tensors.items()})
+    marks = {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}
+    with pytest.raises(
+        UserError, match='with "prediction_type": "v_prediction", "rescale_betas_zero_snr": true, which'
+    ):
+        read(tensors | marks)
+    path = base / "scheduler/scheduler_config.json"
+    right = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | right))
+    assert read(tensors | marks).backbone.pipe.scheduler.config.prediction_type == "v_prediction"
 
 
 @pytest.mark.long
