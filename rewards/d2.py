@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from diffrl.methods.d2align.corrected import Corrected, load_direction
-from diffrl.rewards.footprint import footprint
 from diffrl_zoo.cards import card_of
-from diffrl_zoo.loading import inner
+from diffrl_zoo.loading import MadeOfAnother, inner
 
 
-class D2(Corrected):
+class D2(MadeOfAnother, Corrected):
     """The reward `reward` with its text embedding moved along a learned direction (`d2:clip` is short for it).
 
     `reward`: a reward that embeds (clip, pickscore, hpsv2, or `path/to/file.py:Class`). `direction`: the file that
@@ -27,10 +26,3 @@ class D2(Corrected):
         learned = load_direction(direction)
         base = inner(reward, device, arguments)
         super().__init__(base, learned.identity.omega if omega is None else omega, learned, reward)
-
-    @staticmethod
-    def footprint(
-        reward: str, device: str | None, omega: float | None, direction: str = "", **arguments: Any
-    ) -> int | None:
-        """Bytes of the corrected reward's weights."""
-        return footprint(reward, arguments)

@@ -45,8 +45,7 @@ class Fitted:
     @staticmethod
     def footprint(head: str, **_: Any) -> int | None:
         """Bytes of the weights of the reward whose embeddings the head reads."""
-        fitted = load_head(head)
-        return footprint(fitted.reward, fitted.arguments)
+        return footprint(*Fitted.wrapped(head))
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.rewards.fingerprint import embedder
-from diffrl.rewards.footprint import footprint
 from diffrl.rewards.learning import Reduce
 from diffrl.rewards.protocol import Embedder, ability
 from diffrl_zoo.clip import fit
-from diffrl_zoo.loading import inner
+from diffrl_zoo.loading import MadeOfAnother, inner
 from diffrl_zoo.references import LearnsFromReferences, References
 
 Inputs = tuple[Tensor, ...]  # of B images, whatever their scores are computed from
@@ -31,7 +30,7 @@ def pair_loss(gap: Tensor) -> Tensor:
     return F.softplus(-gap)
 
 
-class LearningPreference(LearnsFromReferences):
+class LearningPreference(MadeOfAnother, LearnsFromReferences):
     """What the rewards here share: an embedding reward `reward`, references, and at most `steps` steps an epoch."""
 
     def __init__(
@@ -44,20 +43,6 @@ class LearningPreference(LearnsFromReferences):
         self.device, self.batch_size = ability(self.base, "device"), ability(self.base, "batch_size")
         self._observed: list[Pairs] = []  # of the epoch: references and images
         self._beside: list[Pairs] = []  # of the epoch: pairs that are learned from whatever they score
-
-    @staticmethod
-    def footprint(
-        reward: str,
-        device: str | None,
-        references: str,
-        learning_rate: float,
-        steps: int,
-        layers: int = 0,
-        preferences: str = "",
-        **arguments: Any,
-    ) -> int | None:
-        """Bytes of the preference model's weights, without the copies of what learns."""
-        return footprint(reward, arguments)
 
     @abstractmethod
     def scores(self, inputs: Inputs, first: bool = False) -> Tensor:

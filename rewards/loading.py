@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
+from diffrl.rewards.footprint import footprint
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.registry import load_reward, takes
 from diffrl_zoo.inputs import check_choice
@@ -115,6 +117,16 @@ def footprint_of(parameters: Mapping[str, int], kind: str | None = None) -> Any:
         return None if kind is None else transformers_bytes(kind, model, precision)
 
     return staticmethod(footprint)
+
+
+class MadeOfAnother:
+    """A reward that is made of the reward `reward`, whose parameters it takes beside its own."""
+
+    @classmethod
+    def footprint(cls, reward: str, **arguments: Any) -> int | None:
+        """Bytes of the other reward's weights, without copies of what learns."""
+        own = inspect.signature(cls).parameters
+        return footprint(reward, {key: value for key, value in arguments.items() if key not in own})
 
 
 def inner(reward: str, device: str | None, arguments: Mapping[str, Any]) -> Reward:
