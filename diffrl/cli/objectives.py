@@ -37,9 +37,11 @@ def list_objectives(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def write_objective(name: str, folder: Path) -> list[Path]:
-    """`NAME.py` and its test in a folder; UserError for a name that is taken or none, or a file that is there."""
+    """`NAME.py` and its test in a folder; UserError for a name that is taken or none, or a file that is there;
+    DiskError, which leaves no file."""
     from diffrl.config.door import is_method
     from diffrl.config.schema import INSIDE
+    from diffrl.records.disk import write_new
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f'init: --objective: "{name}": small letters, digits and "_", beginning with a letter')
@@ -50,7 +52,7 @@ def write_objective(name: str, folder: Path) -> list[Path]:
     for file in templates:
         if file.exists():
             raise UserError(f'init: --objective: "{file}" exists already; choose another name')
-    for file, template in templates.items():
-        text = (Path(__file__).with_name("templates") / template).read_text(encoding="utf-8")
-        file.write_text(Template(text).substitute(name=name, cls=cls), encoding="utf-8")
+    made = Path(__file__).with_name("templates")
+    texts = {file: (made / template).read_text(encoding="utf-8") for file, template in templates.items()}
+    write_new({file: Template(text).substitute(name=name, cls=cls) for file, text in texts.items()})
     return list(templates)

@@ -67,6 +67,7 @@ def write_config(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f'init: "{file}": name a file that ends in .yaml, in a folder that exists')
     from diffrl.cli.template import default_rewards, methods_named, template
     from diffrl.config import check_model, check_plugin, load_config
+    from diffrl.records.disk import write_text
 
     check_model(arguments.model)
     objective, methods = methods_named(arguments.method)
@@ -79,7 +80,7 @@ def write_config(arguments: argparse.Namespace, rest: list[str]) -> int:
     if (arguments.train is None) != (arguments.test is None):
         raise UserError("init: give both --train and --test, or neither")
     text = template(arguments.model, rewards, objective, methods, arguments.train, arguments.test)
-    file.write_text(text, encoding="utf-8")
+    write_text(file, text)
     try:
         load_config(file)
     except UserError as error:

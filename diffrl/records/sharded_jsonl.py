@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, foreign
-from diffrl.records.disk import write_json, write_text
+from diffrl.records.disk import write_json, write_text, writing
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -71,8 +71,9 @@ class ShardedJsonl:
         return missing[rank * len(missing) // world : (rank + 1) * len(missing) // world], len(missing)
 
     def add(self, rank: int, place: int, row: Mapping[str, Any]) -> None:
-        """Write a finished row; a kill may have left half a line before it."""
-        with (self.folder / PARTS / f"{rank:04d}.jsonl").open("a", encoding="utf-8") as stream:
+        """Write a finished row; a kill may have left half a line before it. DiskError."""
+        part = self.folder / PARTS / f"{rank:04d}.jsonl"
+        with writing(part), part.open("a", encoding="utf-8") as stream:
             stream.write("\n" + json.dumps({"place": place, **row}) + "\n")
 
     def gather(self, count: int) -> None:

@@ -9,13 +9,15 @@ from string import Template
 
 from diffrl.errors import UserError
 from diffrl.plugins import GROUPS
+from diffrl.records.disk import write_new
 from diffrl.rewards.registry import available
 
 
 def write_plugin(name: str, folder: Path) -> Path:
     """Write the package of a new reward `name` into `folder`, which it returns.
 
-    Raises `UserError` for a name that is no Python name in lower case or is taken, and for a folder with files in it.
+    Raises `UserError` for a name that is no Python name in lower case or is taken, and for a folder with files in it;
+    `DiskError`, which leaves no file.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f'rewards new: "{name}": use lower-case letters, digits and "_", as in my_reward')
@@ -36,7 +38,7 @@ def write_plugin(name: str, folder: Path) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     files = {f"{module}.py": "reward.py", f"test_{module}.py": "test_reward.py", "pyproject.toml": "pyproject.toml"}
-    for file, template in files.items():
-        text = (Path(__file__).with_name("templates") / f"{template}.txt").read_text(encoding="utf-8")
-        (folder / file).write_text(Template(text).substitute(words), encoding="utf-8")
+    made = Path(__file__).with_name("templates")
+    texts = {file: (made / f"{template}.txt").read_text(encoding="utf-8") for file, template in files.items()}
+    write_new({folder / file: Template(text).substitute(words) for file, text in texts.items()})
     return folder

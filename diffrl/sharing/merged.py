@@ -299,7 +299,7 @@ def _check_out(out: Path) -> None:
 def _check_room(out: Path, size: int) -> None:
     free = shutil.disk_usage(nearest_folder(out)).free
     if size > free:
-        raise DiskError(f"{out}: {size / 1e9:,.1f} GB are to be written, and {free / 1e9:,.1f} GB are free")
+        raise DiskError(f"{out}: {size / 1e6:,.1f} MB are to be written, and {free / 1e6:,.1f} MB are free")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
 import shutil
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from diffrl.records import disk, saving
 from diffrl.records.disk import DiskError, check_writable, write_text
 from diffrl.records.history import read_history, saved
 from diffrl.records.outputs import out_file
+from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
 
 
@@ -110,6 +112,34 @@ def test_what_finds_no_room_says_where_and_leaves_the_old_one(tmp_path: Path, po
             write()
         assert str(caught.value).startswith(f"{path}: could not be written: File too large (")
         assert path.read_bytes() == before and list(path.parent.glob("*.tmp")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rewards", "new", "mine", "--out", "new"],
+        ["init", "--objective", "mine"],
+        ["init", "my.yaml", "--model", "playground", "--rewards", "playground"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_what_finds_no_room_is_written_by_the_next_try(tmp_path: Path, monkeypatch, capsys, words: list[str]) -> None:
+    """The half that was left was "exists already" then, and the line named no file."""
+    monkeypatch.chdir(tmp_path)
+    with _room(700):  # the shortest of each has more, or comes after one that has
+        assert main(words) == 1
+    assert re.search(r"error: \S+\.(py|yaml): could not be written: File too large \(", capsys.readouterr().err)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert main(words) == 0
+
+
+def test_a_row_that_finds_no_room_names_its_file(tmp_path: Path) -> None:
+    rows = ShardedJsonl(tmp_path, "rows.jsonl", "search")
+    rows.claim({})
+    with _room(10), pytest.raises(DiskError, match=r"parts/0000.jsonl: could not be written: File too large"):
+        rows.add(0, 0, {"a": "b" * 99})
+    rows.add(0, 0, {"a": 1})
+    assert rows.rows() == {0: {"a": 1}}
 
 
 def test_a_folder_that_was_deleted_is_not_made_again(tmp_path: Path) -> None:
