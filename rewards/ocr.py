@@ -221,12 +221,10 @@ class Ocr(Judge):
         return result if self.targets == "each" or not result else ["".join(result)]
 
     def _score(self, text: str, wanted: Sequence[str]) -> float:
-        text = normalise(text, self.case)
+        ways = [normalise(text, self.case)]
         if any(map(is_rtl, wanted)):  # a reader may give the signs as they stand, from left to right
-            backwards = sum(self._match(text[::-1], target) for target in wanted) / len(wanted)
-            return max(backwards, sum(self._match(text, target) for target in wanted) / len(wanted))
-        parts = [self._match(text, target) for target in wanted]
-        return sum(parts) / len(parts)
+            ways.append(ways[0][::-1])
+        return max(sum(self._match(way, target) for target in wanted) / len(wanted) for way in ways)
 
     def _match(self, text: str, target: str) -> float:
         if self.contained and target in text:

@@ -45,6 +45,12 @@ class Item:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
+    def file(self) -> Path:
+        """`path`, of an image that is a file."""
+        assert self.path is not None, "an image that was never written cannot be read"
+        return self.path
+
+    @property
     def dimension(self) -> str:
         """One of `DIMENSIONS`, or "" where it is not given."""
         return str(self.prompt.metadata.get("dimension", ""))
@@ -200,9 +206,8 @@ def in_batches(items: Sequence[Item], size: int, sight: Sight) -> Iterator[Batch
     batch: list[Item] = []
     pixels: list[np.ndarray] = []
     for item in items:
-        assert item.path is not None, "an image that was never written cannot be read"
         try:
-            with Image.open(item.path) as image:
+            with Image.open(item.file) as image:
                 array = to_rgb(image)
         except FileNotFoundError:
             sight.unreadable.append((item, "missing"))

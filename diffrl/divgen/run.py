@@ -106,7 +106,7 @@ def generate_images(job: Job, prompts: Sequence[Prompt], out: Path) -> int:
     if accelerator.is_main_process:
         _prepare(out, job.record(prompts, spec), items)
     accelerator.wait_for_everyone()  # the folder is looked at before anyone writes images to it
-    there = [item.path is not None and item.path.is_file() for item in items]
+    there = [item.file.is_file() for item in items]
     missing = [i for i in range(len(prompts)) if not all(there[i * each : (i + 1) * each])]
     accelerator.wait_for_everyone()
     rank, world = accelerator.process_index, accelerator.num_processes
@@ -137,19 +137,17 @@ def _prepare(out: Path, record: Mapping[str, Any], items: Sequence[Item]) -> Non
         if keys:
             differences = ", ".join(f"{key} {before.get(key)} there and {record[key]} here" for key in keys)
             raise UserError(f"--out: {out} holds images of another job ({differences}); choose another folder")
-    for folder in {item.path.parent for item in items if item.path is not None}:
+    for folder in {item.file.parent for item in items}:
         folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for item in items:
-        assert item.path is not None
-        entry = {"file": str(item.path.relative_to(out)), "prompt": item.prompt.text, "member": item.member}
+        entry = {"file": str(item.file.relative_to(out)), "prompt": item.prompt.text, "member": item.member}
         lines.append(json.dumps({**entry, **item.prompt.metadata}, ensure_ascii=False))
     for name, text in ((MANIFEST, "\n".join(lines)), (JOB, json.dumps(record, indent=1))):
         write_text(out / name, text + "\n")
 
 
 def _write(image: torch.Tensor, item: Item, seed: int) -> None:
-    assert item.path is not None
     text = {"prompt": item.prompt.text, "seed": str(seed), "member": str(item.member)}
     text |= {key: value for key in ("dimension", "keyword") if (value := str(item.prompt.metadata.get(key, "")))}
-    save_image(image, item.path, text)
+    save_image(image, item.file, text)

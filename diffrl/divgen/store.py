@@ -28,10 +28,10 @@ _NAME = b"name"  # where the extractor's own name is kept
 VERSION = 1  # of what stands behind an extractor's name: one more when its preprocessing changes
 _READ_AT_ONCE = 32
 _INSTEAD = {"features": ("pixels",)}  # of a default whose weights are not here; it needs none
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, size INT, time INT, digest BLOB)",
-    "CREATE TABLE IF NOT EXISTS seen (image BLOB, extractor TEXT, value BLOB, PRIMARY KEY (image, extractor))",
-)
+_TABLES = """
+    CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, size INT, time INT, digest BLOB);
+    CREATE TABLE IF NOT EXISTS seen (image BLOB, extractor TEXT, value BLOB, PRIMARY KEY (image, extractor));
+"""
 
 log = logging.getLogger("diffrl")
 
@@ -42,14 +42,11 @@ class Store:
     def __init__(self, folder: Path) -> None:
         try:
             self.base = sqlite3.connect(folder / FILE, timeout=60)
-            for table in _TABLES:
-                self.base.execute(table)
-            self.base.commit()
+            self.base.executescript(_TABLES)
         except sqlite3.Error as error:
             log.warning("%s: features are not kept (%s)", show(folder / FILE), error)
             self.base = sqlite3.connect(":memory:")
-            for table in _TABLES:
-                self.base.execute(table)
+            self.base.executescript(_TABLES)
 
     def digest(self, path: Path) -> bytes:
         """Of the file's bytes, read again where its size or time has changed. OSError as for reading."""
@@ -181,15 +178,10 @@ def _digests(items: Sequence[Item], store: Store, sight: Sight) -> dict[Item, by
     digests: dict[Item, bytes] = {}
     for item in items:
         try:
-            digests[item] = store.digest(_file(item))
+            digests[item] = store.digest(item.file)
         except OSError as error:
             sight.unreadable.append((item, "missing" if isinstance(error, FileNotFoundError) else str(error.strerror)))
     return digests
-
-
-def _file(item: Item) -> Path:
-    assert item.path is not None, "an image that was never written cannot be read"
-    return item.path
 
 
 def _once(items: Sequence[Item], digests: Mapping[Item, bytes]) -> tuple[list[Item], int]:
@@ -198,7 +190,7 @@ def _once(items: Sequence[Item], digests: Mapping[Item, bytes]) -> tuple[list[It
     pictures: set[tuple[str, bytes, int | None]] = set()
     left = []
     for item in items:
-        path = _file(item).resolve()
+        path = item.file.resolve()
         seed = (item.seed if item.seed is not None else item.member) if item.stated else None
         picture = (item.prompt.text if item.known else "", digests[item], seed)
         if path in paths or picture in pictures:

@@ -82,8 +82,7 @@ def _plain(item: Item) -> dict[str, Any]:
 
 
 def _row(item: Item, root: Path, scores: Mapping[str, float]) -> dict[str, Any]:
-    assert item.path is not None, "it was read"
-    path = item.path.resolve()
+    path = item.file.resolve()
     inside = path.is_relative_to(root.resolve())
     file = str(path.relative_to(root.resolve()) if inside else path)
     row: dict[str, Any] = {**_plain(item), "file": file, "prompt": item.prompt.text, "member": item.member}
