@@ -232,13 +232,18 @@ def _prompt_of(entry: dict[str, Any], where: str) -> Prompt:
     if not isinstance(text, str) or not text.strip():
         hint = nearest("prompt", entry) if text is None and entry else ""
         raise UserError(f'{where}: expected text under "prompt"{hint}')
+    check_text([text, entry], where)
+    return Prompt(text.strip(), entry)
+
+
+def check_text(value: Any, where: str) -> None:
+    """UserError, beginning with `where`, for a value of JSON with a text that cannot be written."""
     try:
-        json.dumps([text, entry], ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise UserError(
             f"{where}: half of a surrogate pair, which is not text ({error.object[error.start]!r})"
         ) from error
-    return Prompt(text.strip(), entry)
 
 
 class PromptStream:

@@ -88,12 +88,7 @@ def entries(file: Path, errors: str = "strict") -> Iterator[tuple[int, dict[str,
     data = read_text(file, errors)
     if file.suffix != ".jsonl":
         head = data.partition("\n")[0]
-        lines = data.split("\n")  # U+2028 and U+0085 end no line
-        table = csv.DictReader(
-            (f"{line}\n" for line in lines), delimiter=max("\t;,", key=head.count), skipinitialspace=True
-        )
-        for row in table:
-            yield table.line_num, dict(row)
+        yield from table_of(file, data, delimiter=max("\t;,", key=head.count), skipinitialspace=True)
         return
     for number, line in enumerate(data.split("\n"), start=1):
         if line.strip():
@@ -101,6 +96,21 @@ def entries(file: Path, errors: str = "strict") -> Iterator[tuple[int, dict[str,
                 yield number, dict(json.loads(line))
             except (ValueError, TypeError, RecursionError) as error:
                 raise UserError(f'{file}:{number}: expected {{"file": ..., "prompt": ...}} ({error!r})') from error
+
+
+def table_of(file: Path, text: str, **form: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, row) of a table's text with a head; `form`: of a csv reader. U+2028 and U+0085 end no line.
+
+    Raises UserError for a quote that is not closed, behind the row that has swallowed what follows it.
+    """
+    csv.field_size_limit(2**31 - 1)  # or such a row, and a long one, is a failure of its own
+    lines = [f"{line}\n" for line in [*text.split("\n"), ""]]
+    reader, begins = csv.DictReader(lines, **form), 2
+    for row in reader:
+        yield reader.line_num, row
+        if reader.line_num == len(lines):  # an empty line has no row, but where it is quoted
+            raise UserError(f"{file}:{begins}: a quote is opened from here on, and not closed")
+        begins = reader.line_num + 1
 
 
 def rows_of(file: Path, root: Path) -> Iterator[Item]:

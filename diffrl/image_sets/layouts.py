@@ -81,7 +81,7 @@ def single_of(row: Mapping[str, Any]) -> str:
 def _made(row: Mapping[str, Any], key: str, values: Any, scores: Any, folder: Path, where: str) -> Group:
     prompt = row.get(key)
     if not isinstance(prompt, str) or not prompt.strip():
-        raise UserError(f'{where}: expected text under "{key}"{nearest(key, row) if prompt is None else ""}')
+        raise UserError(f'{where}: expected text under "{key}"{"" if key in row else nearest(key, row)}')
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         raise UserError(f"{where}: expected a list of pictures")
     if not isinstance(scores, Mapping):

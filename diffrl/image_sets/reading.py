@@ -16,6 +16,7 @@ from diffrl.errors import UserError, in_one_line, nearest, read_text
 from diffrl.image_sets import FORM, PREFIX
 from diffrl.image_sets.hub import fetched, parts
 from diffrl.image_sets.layouts import Group, Picture, group_of, single_of
+from diffrl.prompts import check_text
 
 SCORED = "rewards.jsonl"  # what `diffrl rewards score` writes beside pictures
 KINDS = (".jsonl", ".parquet")  # those of a folder; HPD's .json is named itself
@@ -147,6 +148,7 @@ def _rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
             raise UserError(f"{where}: not valid JSON ({in_one_line(error, most=80)})") from error
         entries = [(entry, where)] if file.suffix == ".jsonl" else _entries(entry, where)
         for row, place in entries:
+            check_text(row, place)
             if not isinstance(row, dict):
                 raise UserError(f'{place}: expected an object like {{"image": "1.png", "prompt": "a red circle"}}')
             yield row, place

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diffrl.divgen.listings import table_of
 from diffrl.errors import UserError, nearest, read_text
 
 Mark = tuple[str, str, float]  # section, line, a value whose mean over all prompts is the line's
@@ -83,16 +84,14 @@ def find(folder: Path, *names: str) -> Path:
 
 def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """(file:line, row) of a .csv or .tsv file with a head; UserError unless it has the columns, and for short rows."""
-    tabs = path.suffix == ".tsv"
-    lines = [f"{line}\n" for line in read_text(path).split("\n")]
-    quoting: Any = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    reader = csv.DictReader(lines, delimiter="\t" if tabs else ",", quoting=quoting)
-    head = [name for name in reader.fieldnames or () if name]
+    text, tabs = read_text(path), path.suffix == ".tsv"
+    form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    head = [name for name in next(csv.reader([text.partition("\n")[0]], **form)) if name]
     for column in columns:
         if column not in head:
             raise UserError(f'{path}: no column "{column}"{nearest(column, head)}; it has: {", ".join(head)[:200]}')
-    for row in reader:
-        where = f"{path}:{reader.line_num}"
+    for number, row in list(table_of(path, text, **form)):  # all of them: the last may have swallowed others
+        where = f"{path}:{number}"
         if any(row[column] is None for column in columns):
             raise UserError(f"{where}: fewer fields than the head has")
         yield where, row

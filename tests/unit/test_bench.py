@@ -241,6 +241,7 @@ def test_the_table_and_the_command_have_the_same_names() -> None:
         ("parti", lambda d: written(d / "PartiPrompts.tsv", [["Prompts", "Category", "Challenge"]], "\t"),
          'no column "Prompt" (nearest: "Prompts"); it has: Prompts, Category, Challenge'),
         ("drawbench", lambda d: written(d / "drawbench.csv", [["Prompts", "Category"], ["alone"]]), "fewer fields"),
+        ("drawbench", lambda d: (d / "drawbench.csv").write_text('Prompts,Category\n"a,b\nc,d\n'), "csv:2: a quote is"),
         ("dpg", lambda d: written(d / "dpg_bench.csv", [["item_id", "text"]]), 'no column "proposition_id"'),
         ("unigenbench", lambda d: unigenbench(d, "Attribute - Sze"), 'unknown test point "Attribute - Sze" (nearest: '),
         ("compbench", lambda d: (d / "x").touch(), "has no examples/dataset/complex_val_spatial.txt or "),

@@ -442,6 +442,18 @@ def test_sidecars_of_another_alphabet_are_read_or_said(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
+def test_a_quote_that_is_not_closed_is_said_and_a_long_prompt_is_read(tmp_path: Path) -> None:
+    """The rows behind it were part of its prompt; with 128 KiB and more it was a traceback."""
+    for i in range(2):
+        write(tmp_path / f"{i}.png", b"", i)
+    for end in ("1.png,b\n", "1.png,b", "1.png," + "b" * 200_000):
+        (tmp_path / "own.csv").write_text(f'file,prompt\n"0.png","a\n\n"\n{end}')
+        assert sorted(groups(read_folder(tmp_path))) == ["a\n\n", end[6:].strip()]
+        (tmp_path / "own.csv").write_text(f'file,prompt\n"0.png","a\n{end}')
+        with pytest.raises(UserError, match=r"own\.csv:2: a quote is opened from here on, and not closed"):
+            read_folder(tmp_path)
+
+
 def test_a_table_of_another_alphabet_is_said(tmp_path: Path) -> None:
     write(tmp_path / "0.png")
     (tmp_path / "own.csv").write_bytes("file,prompt\n0.png,caf\xe9\n".encode("cp1252"))

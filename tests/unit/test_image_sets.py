@@ -95,6 +95,7 @@ BAD: dict[str, tuple[list[Row], str]] = {
     "not finite": ([{**GOOD, "scores": {"clip": float("inf")}}], "null where there is none"),
     "another's scores": ([GOOD, {"image": "b", "prompt": "p", "scores": {"ocr": 1}}], "has clip for the same prompt"),
     "what it is not": ([{"prompt": "p"}], "no picture"),
+    "half of a letter": ([GOOD, {**GOOD, "prompt": "p\ud800"}], "images.jsonl:2: half of a surrogate pair"),
     "a number": ([{**GOOD, "image": 3}], "not a int"),
     "no latents": ([{"images": ["a"], "prompt": "p", "scores": {}, "latents": "x.npy"}], 'no file "x.npy" of latents'),
 }
