@@ -17,13 +17,14 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.modeling_utils import local_torch_dtype
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from diffrl.config import Config
 from diffrl.config.loras import spec_of
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.memory.layout import Layout, pretend
+from diffrl.memory.layout import Layout, cuda_autocast, pretend
 from diffrl.memory.texts import longest_text
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
@@ -104,25 +105,13 @@ def _component(source: str, name: str, entry: list[str | None], dtype: torch.dty
         if name == "scheduler":
             return made.from_config(config)
         upcast = name == "vae" and config.get("force_upcast", kind == "AutoencoderKL")
-        with _made_on(device, torch.float32 if upcast else dtype):
+        with torch.device(device), local_torch_dtype(torch.float32 if upcast else dtype):
             return made.from_config(config)
     if library == "transformers" and kind is not None and name.startswith("text_encoder"):
         made = getattr(transformers, kind)
-        with _made_on(device, dtype):
+        with torch.device(device), local_torch_dtype(dtype):
             return made(made.config_class.from_pretrained(where, subfolder=name, **at))
     return None
-
-
-@contextmanager
-def _made_on(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
-    """Modules that are made inside have weights of this type there; on the meta device none of them exist."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager
@@ -136,7 +125,7 @@ def counting(backbone: Any, mode: FakeTensorMode | None = None) -> Iterator[Fake
         name = type(backbone.network).__name__
         raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
     entered = mode or FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(), entered, Layout(), backbone.counting():
+    with warnings.catch_warnings(), entered, Layout(), cuda_autocast(), backbone.counting():
         warnings.filterwarnings("ignore", "(?i).*data pointer")  # merged weights ask where a tensor lies: nowhere
         for module in (backbone.network, backbone.vae) if mode is None else ():
             pretend(module)
