@@ -28,7 +28,7 @@ from urllib.request import getproxies
 
 import httpx
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, read_text
 from diffrl.rewards.coroutines import running_loop
 from diffrl.rewards.credentials import redact
 from diffrl.rewards.secrets import check_file, check_transport
@@ -160,7 +160,7 @@ class Servers:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
         connect = httpx.Timeout(timeout, connect=min(timeout, 10.0), pool=None)
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=connect, trust_env=proxies)
-        self._names = not (proxies and getproxies())  # a proxy looks names up itself
+        self._names = not (proxies and getproxies().keys() - {"no"})  # a proxy looks names up itself
         self._servers: list[_Server] = []
         self._update(self._look_up())
         # Each process begins at another server: in step, all of them would ask the same one at the same moment.
@@ -346,9 +346,9 @@ def find_token(token_file: str | None, trusted: bool = False) -> str | None:
     if not trusted:
         check_file(token_file, "token_file")
     try:
-        token = Path(os.path.expanduser(token_file)).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'token file "{token_file}" cannot be read: {error}') from error
+        token = read_text(Path(os.path.expanduser(token_file))).strip()
+    except UserError as error:
+        raise UserError(f'token file "{token_file}" cannot be read: {error.__cause__ or error}') from error
     if not token or not token.isascii() or not token.isprintable():
         raise UserError(f'token file "{token_file}": expected one line of printable ASCII')
     return token

@@ -126,6 +126,7 @@ def test_a_name_with_several_addresses_is_several_judges(monkeypatch: pytest.Mon
         return [entry for address in ("127.0.0.1", "127.0.0.2") for entry in usual(address, *args, **more)]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setenv("NO_PROXY", "localhost")  # which is no proxy
     with judges(judge):
         reward = load_reward("vlm", server=judge.url.replace("127.0.0.1", "judges.example"), concurrency=2)
         urls = [one.url for one in reward.backend.servers._servers]

@@ -90,6 +90,8 @@ def test_a_recipe_names_only_the_files_that_the_user_allowed(tmp_path: Path, set
     with pytest.raises(UserError, match="token_file: a config may not name the file"):
         find_token(str(token))
     assert find_token(str(token), trusted=True) == "a token of some length"  # on the command line
+    token.write_bytes("a token of some length\r\n".encode("utf-16"))  # PowerShell's `>`
+    assert find_token(str(token), trusted=True) == "a token of some length"
     settings.write_text(f"files: [{token}]\n")
     assert find_token(str(token)) == "a token of some length"
 
