@@ -8,7 +8,8 @@ Symbols: n things; w (n, n), w_ij: how often i beat j, a tie counts one half for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -55,21 +56,27 @@ def bradley_terry(wins: np.ndarray, prior: float = 0.5, steps: int = 100) -> tup
     return scores, np.sqrt(np.diag(np.linalg.pinv(information)).clip(min=0)) if count else np.zeros(0)
 
 
-def wins_of(rankings: Sequence[Sequence[float | None]], count: int) -> np.ndarray:
-    """(n, n) of rankings, each a number for every thing (a higher one is better; None: not ranked).
+def compared(numbers: Sequence[float | None]) -> Iterator[tuple[int, int, bool]]:
+    """The pairs that a ranking tells apart: (better, worse, whether it is a tie) by their places.
 
-    Equal numbers are a tie where they are the ranking's best; below, nothing is known of the pair: a person picks one
-    thing and has not compared the others.
+    numbers: one for every thing, a higher one is better; None or NaN: not ranked. Equal numbers are a tie where they
+    are the ranking's best; below, nothing is known of the pair: a person picks one thing and has not compared the
+    others.
     """
+    known = [(i, value) for i, value in enumerate(numbers) if value is not None and value == value]
+    best = max((value for _, value in known), default=0.0)
+    for (i, mine), (j, other) in itertools.combinations(known, 2):
+        if mine != other:
+            yield (i, j, False) if mine > other else (j, i, False)
+        elif mine == best:
+            yield i, j, True
+
+
+def wins_of(rankings: Sequence[Sequence[float | None]], count: int) -> np.ndarray:
+    """(n, n) of rankings of n things, see `compared`."""
     wins = np.zeros((count, count))
     for ranking in rankings:
-        known = [(i, value) for i, value in enumerate(ranking) if value is not None]
-        best = max((value for _, value in known), default=0.0)
-        for place, (i, mine) in enumerate(known):
-            for j, other in known[place + 1 :]:
-                if mine != other:
-                    wins[(i, j) if mine > other else (j, i)] += 1
-                elif mine == best:
-                    wins[i, j] += 0.5
-                    wins[j, i] += 0.5
+        for better, worse, tie in compared(ranking):
+            wins[better, worse] += 0.5 if tie else 1.0
+            wins[worse, better] += 0.5 if tie else 0.0
     return wins

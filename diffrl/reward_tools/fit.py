@@ -28,6 +28,7 @@ from diffrl.image_sets.latents import Pictures
 from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import read_set
 from diffrl.records.progress_bar import progress
+from diffrl.reward_tools.bradley_terry import compared
 from diffrl.reward_tools.head import Head, features, save_head
 from diffrl.rewards.fingerprint import embedder, fingerprint
 from diffrl.rewards.protocol import Embedder, ability
@@ -58,22 +59,13 @@ class Pairs:
 
 
 def pairs_of(groups: Sequence[Group], column: str) -> Pairs:
-    """All pairs that a group's numbers tell apart, and ties of its best: below, equal numbers may not be compared."""
+    """All pairs that the groups' numbers tell apart, and ties of their best (`compared`)."""
     rows: list[tuple[int, int, bool, int]] = []
     numbers: dict[str, int] = {}
     start = 0
     for group in groups:
         values, prompt = group.scores[column], numbers.setdefault(group.prompt, len(numbers))
-        best = max((value for value in values if not math.isnan(value)), default=math.nan)
-        for i, mine in enumerate(values):
-            for j in range(i + 1, len(values)):
-                other = values[j]
-                if mine > other:
-                    rows.append((start + i, start + j, False, prompt))
-                elif mine < other:
-                    rows.append((start + j, start + i, False, prompt))
-                elif mine == best:
-                    rows.append((start + i, start + j, True, prompt))
+        rows += [(start + better, start + worse, tie, prompt) for better, worse, tie in compared(values)]
         start += len(values)
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return Pairs(table[:, 0], table[:, 1], table[:, 2].astype(bool), table[:, 3])

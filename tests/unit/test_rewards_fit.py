@@ -75,9 +75,10 @@ def test_which_pairs_a_group_has() -> None:
     def group(prompt: str, *values: float) -> Group:
         return Group(prompt, (Picture("x"),) * len(values), {"preference": values}, "row")
 
-    pairs = pairs_of([group("a", 1, 0, 0), group("b", 0.5, 0.5), group("a", math.nan, 1, 2)], "preference")
+    unrated = (group("a", math.nan, 1, 2), group("c", 2, math.nan, 1))
+    pairs = pairs_of([group("a", 1, 0, 0), group("b", 0.5, 0.5), *unrated], "preference")
     rows = list(zip(pairs.better, pairs.worse, pairs.tie, pairs.prompt, strict=True))
-    assert rows == [(0, 1, False, 0), (0, 2, False, 0), (3, 4, True, 1), (7, 6, False, 0)]
+    assert rows == [(0, 1, False, 0), (0, 2, False, 0), (3, 4, True, 1), (7, 6, False, 0), (8, 10, False, 2)]
 
 
 def test_calibration_and_interval() -> None:
