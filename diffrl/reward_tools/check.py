@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from diffrl.errors import UserError, in_one_line
+from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, Bench, example_images, most_images
 from diffrl.rewards.answers import applies
@@ -82,7 +83,8 @@ def check(
         images = example_images()[0]
         rows = [given[i % len(given)] for i in range(len(images))]
         prompts, metadata = [text for text, _ in rows], [more for _, more in rows]
-    results = [Result("loading", True, loading), *examine(reward, images, prompts, metadata, requests)]
+    with unchanged_by(name):
+        results = [Result("loading", True, loading), *examine(reward, images, prompts, metadata, requests)]
     for result in results:
         mark = "[green]ok[/]  " if result.passed else "[red]FAIL[/]"
         console.print(f"{mark} {result.title:<24} ", end="")
@@ -155,9 +157,7 @@ def _once(results: Sequence[Result]) -> list[Result]:
 def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
     try:
         return Result(title, True, work(bench))
-    except Failed as finding:
-        return Result(title, False, str(finding))
-    except RewardError as error:
+    except (Failed, RewardError) as error:
         return Result(title, False, str(error))
     except (Exception, SystemExit) as error:
         return Result(title, False, f"{RAISED} {in_one_line(error)}")

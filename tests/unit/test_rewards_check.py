@@ -232,6 +232,24 @@ def test_check_prints_and_returns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "images/s" in printed and "ok   loading" in printed and "ok   memory" in printed
 
 
+@pytest.mark.parametrize("does", ["os._exit(0)", "setattr(sys, 'stdout', io.StringIO())"])
+def test_what_ends_or_silences_the_process_is_a_finding(does: str, tmp_path: Path, capsys: Any, caplog: Any) -> None:
+    """The check ended with code 0, and had printed nothing."""
+    file = tmp_path / "odd.py"
+    lines = [
+        "import io, os, sys",
+        "class Odd:",
+        "    name = 'odd'",
+        "    def __call__(self, images, prompts, metadata):",
+    ]
+    file.write_text("\n".join([*lines, f"        {does}", "        return images.mean((1, 2, 3))"]))
+    exits = "exit" in does
+    assert check(f"{file}:Odd") is not exits
+    printed = capsys.readouterr().out
+    assert ("raised SystemExit: os._exit(0) (also in: " in printed) is exits and "FAIL" * exits in printed
+    assert "ok   loading" in printed and any("changes sys.stdout" in line for line in caplog.messages) is not exits
+
+
 def test_examples_cover_the_world() -> None:
     images, prompts = example_images()
     assert images.shape == (len(prompts), 3, 64, 64) and 0 <= images.min() < images.max() <= 1
