@@ -32,9 +32,9 @@ from diffrl.run.build import build_objective
 GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
-# What should stay free beside that. On an H200 eight peaks were 1.01 to 1.07 times the count before the gaps
-# (assets/results/gpu, "peak_to_counted"), in an earlier call 1.08 (sd35/nft) and 1.09 (sd35/gardo_ocr); at one peak
-# the allocator had reserved 1.5 % more ("trial/memory/sd35").
+# What should stay free beside that. Of ten peaks of an H200 ("peak_gib" in assets/results/gpu) eight are 0.997 to 1.003
+# times the count before the gaps, and FLUX.1's 1.02 and 1.04: they may be its decoding, for which cuDNN takes workspace
+# where there is room (9.5 GiB for SD3.5's 6.1). At one peak the allocator had reserved 1.5 % more.
 MARGIN = 1.06
 EPOCH = "the epoch's latents, steps and texts"
 ENCODING, SCORING, APART = "encoding", "scoring, offloaded rewards beside sampling", "scoring, a reward apart"

@@ -7,7 +7,9 @@ depend on no fake tensor are real, and everything else is fake. Entered inside a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 # Made from a tensor's size and device, of whatever values it has or has not.
 LIKE = {aten.new_ones, aten.new_zeros, aten.new_full, aten.ones_like, aten.zeros_like, aten.full_like}
+WIDE = ("layer_norm", "group_norm", "rms_norm", "upsample_nearest2d")  # of ATen/autocast_mode.h, what networks call
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index_put, aten._index_put_impl_}
 
 
@@ -45,6 +48,20 @@ class Layout(TorchDispatchMode):
         if fake and packet in INDEXING:
             args = (args[0], [place for index in args[1] for place in _places(index)], *args[2:])
         return func(*args, **kwargs)
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Inside, the CPU's autocast has fake tensors' norms in float32, as CUDA's: what a norm keeps is a copy there."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in WIDE:
+            library.impl(name, partial(_wide, getattr(aten, name).default), "AutocastCPU")
+        yield
+
+
+def _wide(func: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        return func(*(one.float() if isinstance(one, FakeTensor) else one for one in args), **kwargs)
 
 
 def _tensors(arguments: Iterable[Any]) -> list[Tensor]:

@@ -24,7 +24,7 @@ from diffrl.config import Config
 from diffrl.config.loras import spec_of
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.memory.layout import Layout, pretend
+from diffrl.memory.layout import Layout, cuda_autocast, pretend
 from diffrl.memory.texts import longest_text
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
@@ -125,7 +125,7 @@ def counting(backbone: Any, mode: FakeTensorMode | None = None) -> Iterator[Fake
         name = type(backbone.network).__name__
         raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
     entered = mode or FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(), entered, Layout(), backbone.counting():
+    with warnings.catch_warnings(), entered, Layout(), cuda_autocast(), backbone.counting():
         warnings.filterwarnings("ignore", "(?i).*data pointer")  # merged weights ask where a tensor lies: nowhere
         for module in (backbone.network, backbone.vae) if mode is None else ():
             pretend(module)

@@ -55,8 +55,10 @@ class StepProfile:
     def count(self, phase: Phase, kept: Iterable[Tensor] = ()) -> Count:
         """Run the phase on fake tensors, with `kept` beside it."""
         backbone = self.backbone
+        parts = (backbone.network, backbone.vae)
+        there = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
         with (
-            Alive([*backbone.network.parameters(), *backbone.vae.parameters(), *kept]) as alive,
+            Alive([*there, *kept]) as alive,
             repeated(backbone.network, alive),
         ):
             phase(alive)

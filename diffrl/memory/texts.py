@@ -51,6 +51,8 @@ def _longest(family: Any, source: str, pipeline: str, most: int, texts: tuple[st
             pipe = _reading(pipeline, source)
             reader = getattr(pipe, "tokenizer", None) or pipe.processor.tokenizer
             counts = [len(ids) for ids in reader(list(texts)).input_ids]
+            if not any(counts):
+                return None  # a tokenizer's config without its vocabulary
             backbone = object.__new__(family)
             backbone.pipe, backbone.max_length = pipe, most
             order = sorted(range(len(texts)), key=counts.__getitem__)[-NEAR:]
