@@ -120,8 +120,7 @@ def score(arguments: argparse.Namespace, rest: list[str]) -> int:
             continue
         ends = f"[{score.low:.4f}, {score.high:.4f}]" if score.low is not None else "[too few prompts]"
         empty = f", nothing found in {score.empty}" if score.empty else ""
-        better = "lower is more diverse" if metric.lower else "higher is more diverse"
-        print(f"{metric.title:<17}{score.value:8.4f}  {ends:<19}  {score.images} images{empty}; {better}")
+        print(f"{metric.title:<17}{score.value:8.4f}  {ends:<19}  {score.images} images{empty}; {metric.direction}")
     for line in scores.unreadable[:5]:
         print(f"cannot be read: {line}")
     if len(scores.unreadable) > 5:

@@ -42,6 +42,10 @@ class Metric:
     lower: bool = False
     least: float = 0.0
 
+    @property
+    def direction(self) -> str:
+        return f"{'lower' if self.lower else 'higher'} is more diverse"
+
 
 METRICS = {
     "ids": Metric("IDS", "id", "identity", "mean cosine of all pairs of faces", lower=True, least=-1.0),

@@ -10,14 +10,14 @@ from diffrl.errors import UserError, foreign
 from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
 from diffrl.report.built_page import Page
-from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, warnings_of
+from diffrl.report.data import BREADTH, PALETTE, RunData, warnings_of
 from diffrl.report.grouped import grouped
 from diffrl.report.groups import Group, apart, drawn_apart, find_runs, group, names_of
 from diffrl.report.page import Markup
 from diffrl.report.parts import compared
-from diffrl.report.plots import Axis, Line
+from diffrl.report.plots import Line
 from diffrl.report.sections import signed
-from diffrl.report.side_by_side import images
+from diffrl.report.side_by_side import chart, images
 from diffrl.report.tables import as_file, as_text
 
 
@@ -86,7 +86,7 @@ def _overlaid(runs: Sequence[RunData]) -> Page:
     for i, run in enumerate(runs):
         line = Markup('<span class="legend"><span><i style="border-color: var(--{})"></i>{}</span></span>')
         facts = [method_of(run.config), ", ".join(run.trained), run.last["epoch"], count(run.last.get("samples"))]
-        rows.append([line.format(_color(i), run.name), *facts, duration(run.elapsed())])
+        rows.append([line.format(f"c{i % PALETTE}", run.name), *facts, duration(run.elapsed())])
     page.table(rows, ("run", "method", "trained on", "epochs", "images", "time")).add("<br>")
     for run in runs:
         for warning in warnings_of(run):
@@ -98,10 +98,6 @@ def _overlaid(runs: Sequence[RunData]) -> Page:
     _curves(page.section("Against images generated", "Means over the held-out prompts."), runs, "samples")
     _curves(page.section("Against training time", "The same values; evaluation is not counted."), runs, "elapsed")
     return page.insert(images(runs))
-
-
-def _color(index: int) -> str:
-    return f"c{index % PALETTE}"
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:
@@ -133,10 +129,8 @@ def _curves(page: Page, runs: Sequence[RunData], x: str) -> None:
     for name in _names(runs):
         series = [run.series(f"eval/{name}", x) for run in runs]
         lines = [
-            Line(*one, _color(i), run.name, "dots")
+            Line(*one, f"c{i % PALETTE}", run.name, "dots")
             for i, (run, one) in enumerate(zip(runs, series, strict=True))
             if one[0]
         ]
-        text = f"{name} of every run against {label}"
-        axis = Axis(x=label, y=UNITS.get(name, "mean score"), time=x == "elapsed", description=text)
-        page.chart(name, lines, axis, "lower is better" if any(name in run.lower for run in runs) else "")
+        chart(page, name, lines, runs, label, f"{name} of every run against {label}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,8 +172,9 @@ def read_run(folder: str | Path) -> RunData:
         if not isinstance(config.get(name, {}), dict):
             del config[name]
     starts = [start for start in _read(folder / "environment.json", json.loads, list) if isinstance(start, dict)]
+    recorded = starts[-1].get("lower_is_better") if starts else None  # by the run itself, which had the rewards at hand
     with foreign(folder / "config.yaml"):
-        lower = _lower(config, starts)
+        lower = frozenset(lower_by_config(config) if recorded is None else recorded)
     return RunData(
         folder=folder,
         name=folder.resolve().name,
@@ -184,12 +185,6 @@ def read_run(folder: str | Path) -> RunData:
         lower=lower,
         held=read_held_out(folder),
     )
-
-
-def _lower(config: Mapping[str, Any], starts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Values of which lower is better, as the run itself has recorded them: it had the rewards at hand."""
-    recorded = starts[-1].get("lower_is_better") if starts else None
-    return frozenset(lower_by_config(config) if recorded is None else recorded)
 
 
 def lower_by_config(config: Mapping[str, Any]) -> set[str]:
@@ -281,14 +276,20 @@ def within(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-def _read(path: Path, parse: Any, kind: type) -> Any:
-    """A file's content, empty when there is no file."""
+def parsed(path: Path, parse: Callable[[str], Any]) -> Any:
+    """A file's content; UserError where it cannot be parsed."""
     try:
-        value = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return kind()
+        return parse(path.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+
+
+def _read(path: Path, parse: Callable[[str], Any], kind: type) -> Any:
+    """A file's content, empty when there is no file."""
+    try:
+        value = parsed(path, parse)
+    except FileNotFoundError:
+        return kind()
     if value is None:
         raise UserError(f"{path}: the file is empty")
     if not isinstance(value, kind):

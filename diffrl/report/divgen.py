@@ -263,7 +263,7 @@ def _doubts(entry: Entry, first: Entry, names: Sequence[str]) -> Iterable[Markup
 def _row(name: str, entries: Sequence[Entry]) -> list[str]:
     metric = METRICS[name]
     where = f"{TITLES[metric.dimension]}: " if metric.dimension else ""
-    cells: list[str] = [PIECES.measure(metric, _direction(name), where + metric.meaning)]
+    cells: list[str] = [PIECES.measure(metric, where + metric.meaning)]
     for entry in entries:
         score = entry.scores.metrics[name]
         if score.value is None:
@@ -274,10 +274,6 @@ def _row(name: str, entries: Sequence[Entry]) -> list[str]:
         change = "" if entry is entries[0] else told(entry, name) or "not comparable"
         cells.append(PIECES.value(number(score.value), span(score), empty, kind, change))
     return cells
-
-
-def _direction(name: str) -> str:
-    return "lower is more diverse" if METRICS[name].lower else "higher is more diverse"
 
 
 def _absent(entries: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -320,10 +316,8 @@ def _charts(page: Page, entries: Sequence[Entry]) -> None:
         ]
         titles = [METRICS[name].title.replace(" diversity", "").replace(" score", "") for name in names]
         svg = radar(titles, series, f"Every score as a share of {entries[0].name}'s; of 1 - IDS for IDS")
-        page.add(
-            _tall(figure("all scores", svg, f"shares of {entries[0].name}'s; IDS as 1 - IDS", _legend(entries))),
-            "loose",
-        )
+        card = figure("all scores", svg, f"shares of {entries[0].name}'s; IDS as 1 - IDS", _legend(entries))
+        page.add(_tall(card), "loose")
     for name in names:
         series = []
         for i, entry in enumerate(entries):
@@ -332,7 +326,7 @@ def _charts(page: Page, entries: Sequence[Entry]) -> None:
             series.append(Dots(_only(i, score.value, len(entries)), entry.color, _only(i, ends, len(entries))))
         text = f"{METRICS[name].title} of every set"
         svg = dots([entry.name for entry in entries], series, "", text)
-        page.add(figure(METRICS[name].title, svg, f"{METRICS[name].meaning}; {_direction(name)}"), "loose")
+        page.add(figure(METRICS[name].title, svg, f"{METRICS[name].meaning}; {METRICS[name].direction}"), "loose")
 
 
 def _only(place: int, value: Any, length: int) -> list[Any]:
@@ -351,7 +345,7 @@ def _keywords(page: Page, entries: Sequence[Entry]) -> None:
         label, tag = SPREAD[dimension]
         if len(words) > ROWS:
             tag += f"; {ROWS} of {len(words)} keywords, those that differ most"
-            words = sorted(words, key=lambda word: -_range(tables, word))[:ROWS]
+            words = sorted(words, key=lambda word: -np.ptp([one[word] for one in tables if word in one]))[:ROWS]
         series = [Dots([one.get(word) for word in words], e.color) for one, e in zip(tables, entries, strict=True)]
         svg = dots(words, series, label, f"{label} of every keyword of the dimension {TITLES[dimension]}")
         card = figure(TITLES[dimension], svg, tag, _legend(entries))
@@ -361,11 +355,6 @@ def _keywords(page: Page, entries: Sequence[Entry]) -> None:
 def _tall(card: str) -> str:
     """A card as tall as two others."""
     return f'<div style="grid-row: span 2">{card}</div>'
-
-
-def _range(tables: Sequence[Mapping[str, float]], word: str) -> float:
-    values = [one[word] for one in tables if word in one]
-    return max(values) - min(values)
 
 
 def _facts(page: Page, entries: Sequence[Entry]) -> None:

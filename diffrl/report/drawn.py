@@ -43,7 +43,8 @@ def write_drawn(folder: Path, facts: Mapping[str, Any]) -> Path:
             cells = []
             for side in reversed(list(rows)):
                 for row in rows[side][i : min(i + each, shown)]:
-                    caption = ", ".join(filter(None, [side, _caption(row.get("scores", {}))]))
+                    scores = (f"{name} {number(score)}" for name, score in row.get("scores", {}).items())
+                    caption = ", ".join([*filter(None, [side]), *scores])
                     cells.append((sides[side] / row["file"], caption))
             columns = each * len(rows)
             kind = "tiles" if columns == 1 else "charts" if columns == 2 else "strips"
@@ -82,7 +83,3 @@ def _means(held: HeldOut) -> list[list[str]]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _caption(scores: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{name} {number(score)}" for name, score in scores.items())

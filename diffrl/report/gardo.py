@@ -13,7 +13,7 @@ from typing import Any
 
 from diffrl.errors import UserError
 from diffrl.records.progress import number
-from diffrl.report.data import RunData, within
+from diffrl.report.data import RunData, parsed, within
 from diffrl.report.page import grid, img, section, strip, table
 from diffrl.report.sections import metric_chart
 
@@ -53,17 +53,14 @@ def _read(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """Rows by epoch."""
     epochs = {}
     for path in sorted(folder.glob("epoch-*.json")):
-        try:
-            rows = json.loads(path.read_text(encoding="utf-8"))
-            epochs[int(path.stem.removeprefix("epoch-"))] = rows
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+        rows = parsed(path, json.loads)
         if not isinstance(rows, list) or not all(map(_is_row, rows)):
             raise UserError(f"{path}: expected a list of objects with prompt, uncertainty, penalised, scores and image")
         # A folder may be a stranger's, and a report be sent on: it shows the folder's own pictures and no others.
         for row in rows:
             if not _IMAGE.fullmatch(row["image"]) or not within(folder / row["image"], folder.parent):
                 raise UserError(f'{path}: image "{row["image"]}" is not a picture of this folder')
+        epochs[int(path.stem.removeprefix("epoch-"))] = rows
     return epochs
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from diffrl.report.built_page import Page
-from diffrl.report.data import PALETTE, UNITS, warnings_of
+from diffrl.report.data import PALETTE, warnings_of
 from diffrl.report.groups import Group, names_of
 from diffrl.report.page import Markup
-from diffrl.report.plots import Axis, Line
-from diffrl.report.side_by_side import images
+from diffrl.report.plots import Line
+from diffrl.report.side_by_side import chart, images
 from diffrl.report.tables import cells, changes, differing, marked, notes
 
 
@@ -55,9 +55,7 @@ def _curves(page: Page, groups: Sequence[Group], place: Callable[[Group, int], f
                     lines.append(Line(xs, [column[seed] for column in columns], color, kind="faint"))
             if all(columns):
                 lines.append(Line(xs, [fmean(column.values()) for column in columns], color, one.name, "dots"))
-        unit, text = UNITS.get(name, "mean score"), f"{name} of every group"
-        axis = Axis(x=label, y=unit, time=place is _elapsed, description=text)
-        page.chart(name, lines, axis, "lower is better" if any(name in one.first.lower for one in groups) else "")
+        chart(page, name, lines, [one.first for one in groups], label, f"{name} of every group")
 
 
 def _warnings(groups: Sequence[Group]) -> dict[tuple[str, str], list[int]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, mode
 from typing import TypeVar
 
 import yaml
 
 from diffrl.config.schema import method_of
 from diffrl.records.lock import renewed
-from diffrl.records.progress import PARTS, PHASES, duration, number
+from diffrl.records.progress import PARTS, duration, number
 from diffrl.records.verdict import Change, places
 from diffrl.report.data import UNITS, RunData, overlaps, warnings_of
 from diffrl.report.page import Markup, bar, escape, figure, grid, legend, section, strip, table, tile
@@ -114,7 +113,10 @@ def time_split(run: RunData) -> str:
     keys = [(part, "block", f"{part} {value / total:.0%} ({duration(value)})") for part, value in shares.items()]
     parts_of_it = [(value / total, part, part) for part, value in shares.items()]
     text = f'{bar(parts_of_it, "Shares of the time")}<p class="legend">{legend(keys)}</p>'
-    text += processes(run)
+    if any(key.startswith("seconds/process/") for key in run.last):  # of several
+        from diffrl.report.processes import processes
+
+        text += processes(run)
     rows = [row for row in run.metrics if row.get("seconds") is not None]
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
     note = "What lies between the epochs (evaluation, checkpoint, texts) counts in the bar, not in the chart."
@@ -131,35 +133,6 @@ def time_split(run: RunData) -> str:
         keys = [(part, "block", part) for part in parts]
         text += grid([figure("seconds per epoch", stack(epochs, parts, axis), legend=keys)])
     return section("Time", text, note)
-
-
-def processes(run: RunData) -> str:
-    """A mean epoch of each process on one time line, and who waited for whom; empty for a run of one process."""
-    ranks = sum(key.endswith("/rollout") for key in run.last if key.startswith("seconds/process/"))
-    keys = [[f"seconds/process/{rank}/{phase}" for phase in PHASES] for rank in range(ranks)]
-    rows = [row for row in run.metrics if ranks and keys[-1][0] in row]  # a resume may have changed how many they are
-    if not rows:
-        return ""
-    means = [[fmean(row[key] for row in rows) for key in keys_of] for keys_of in keys]
-    longest = max(map(sum, means))
-    colors = [("wait" if phase == "reduce" else phase) for phase in PHASES]
-    lines = []
-    for rank, own in enumerate(means):
-        rows_of = zip(PHASES, colors, own, strict=True)
-        parts = [(value / longest, color, f"{phase} {value:.2f} s") for phase, color, value in rows_of]
-        lines.append([f"process {rank}", bar(parts), f"{sum(own):.1f} s"])
-    # seconds until it has its images
-    ready = [[sum(row[key] for key in keys_of[: PHASES.index("wait")]) for keys_of in keys] for row in rows]
-    last = [each.index(max(each)) for each in ready]
-    slowest = mode(last)
-    waited = sum(phases[PHASES.index("wait")] for phases in means) / sum(map(sum, means))
-    sentence = (
-        "A mean epoch of each process, in its order: sampling, decoding, scoring, waiting for the others' images, "
-        f"advantages, optimising, waiting in optimiser steps. Process {slowest} had its images last in "
-        f"{last.count(slowest)} of {len(rows)} epochs; {waited:.1%} of all processes' time went into waiting for "
-        "images."
-    )
-    return f'<p class="note">{sentence}</p>{table(lines, kind="facts lines")}'
 
 
 def facts(run: RunData) -> str:

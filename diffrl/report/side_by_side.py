@@ -1,13 +1,21 @@
-"""Images of the same prompt and seed by several runs."""
+"""What the pages of several runs have: a value's chart, and images of the same prompt and seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffrl.report.data import RunData, Sample
+from diffrl.report.built_page import Page
+from diffrl.report.data import UNITS, RunData, Sample
 from diffrl.report.page import grid, section, strip
+from diffrl.report.plots import Axis, Line
 
 _PROMPTS = 16  # rows of images at most
+
+
+def chart(page: Page, name: str, lines: Sequence[Line], runs: Sequence[RunData], label: str, text: str) -> None:
+    """A held-out value of several runs against "images generated" or "training time"."""
+    axis = Axis(x=label, y=UNITS.get(name, "mean score"), time=label == "training time", description=text)
+    page.chart(name, lines, axis, "lower is better" if any(name in run.lower for run in runs) else "")
 
 
 def images(runs: Sequence[RunData]) -> str:

@@ -50,8 +50,9 @@ def cells(groups: Sequence[Group]) -> tuple[list[str], list[list[str]], list[lis
     heads = ["run", "seeds", "images", "time", *(_headed(groups, name) for name in names)]
     winners = {name: best(groups, name) for name in names}
     rows = [
-        [BEFORE if i == 0 else f"{BEFORE}: {one.name}", "", "0", "", *(shown(_start(one, name)) for name in names)]
+        [BEFORE if i == 0 else f"{BEFORE}: {one.name}", "", "0", "", *(shown(one.value(name, first)) for name in names)]
         for i, one in enumerate(groups)
+        for first in one.epochs[:1]
         if i == 0 or not _begins_alike(one, groups[0], names)
     ]
     bold = [[False] * len(heads) for _ in rows]
@@ -61,10 +62,6 @@ def cells(groups: Sequence[Group]) -> tuple[list[str], list[list[str]], list[lis
         rows.append([*facts, *(shown(one.value(name)) for name in names)])
         bold.append([False] * len(facts) + [winners[name] is one for name in names])
     return heads, rows, bold
-
-
-def _start(one: Group, name: str) -> Value | None:
-    return one.value(name, one.epochs[0])
 
 
 def _begins_alike(one: Group, other: Group, names: Sequence[str]) -> bool:

@@ -26,7 +26,8 @@ from diffrl.records.tracking import Tracker, record_environment, save_samples
 from diffrl.report import compare, data
 from diffrl.report.data import RunData, read_run
 from diffrl.report.page import picture
-from diffrl.report.sections import _verdict, facts, pick, processes
+from diffrl.report.processes import processes
+from diffrl.report.sections import _verdict, facts, pick
 from diffrl.rewards.protocol import Card
 
 START = {"clip": 0.2, "gold": 0.5, "noise": 0.1}  # of every prompt before training; then two gain more than two others
