@@ -45,19 +45,15 @@ def compare(arguments: argparse.Namespace, rest: list[str]) -> int:
             file_of_run(folder, "metrics.jsonl", "compare")
     if len(arguments.runs) == 1 and (arguments.runs[0] / "metrics.jsonl").is_file():
         raise UserError("compare: name at least two runs")
-    if out is not None:
-        from diffrl.report.compare import write_comparison
+    from diffrl.report.compare import text_of, write_comparison, write_table
 
+    if out is not None:
         write_comparison(arguments.runs, out)
         print(f"report: {out}")
     if table is not None:
-        from diffrl.report.compare import write_table
-
         write_table(arguments.runs, table)
         print(f"table: {table}")
     if not asked:
-        from diffrl.report.compare import text_of
-
         print(text_of(arguments.runs))
     return 0
 

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from diffrl.config import Config
 from diffrl.errors import UserError, in_one_line
 from diffrl.memory.cards import Card
@@ -86,25 +88,20 @@ def check_fit(
     counted = counted or Counted()
     with _progress() as tell:
         fit = estimate(config, world, sharded, counted, tell=tell)
-    for name, size in {**fit.parts, **fit.peaks}.items():
-        kind = "at its peak" if name in fit.peaks else "all the time"
-        print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
-    _print_main_memory(fit, here)
-    print(_work(fit.work))
-    print(_time(config, fit, world, card))
-    if fit.text is not None:
-        most = "the most this model reads: its tokenizer or the prompts are not on this machine"
-        print(f"{fit.text[0]:9d} tokens of each prompt, {'as the longest has' if fit.text[1] else most}")
-    if fit.copied:
-        seconds, rate = fit.copied / RATE, f"{RATE / 1e9:g} GB/s, assumed"
-        print(f"{seconds:9.2f} s    of copies in an epoch, offloaded rewards' {fit.copied / GIB:.2f} GiB at {rate}")
-    if PICTURE in fit.operations:
-        print(f"{fit.operations[PICTURE] / 1e12:9.2f} TFLOP once for each picture of the set, to encode it")
-    names_of_hub(config)
     where, free = _free() if gpu is None else (f"a device of {gpu:g} GiB", int(gpu * GIB))
-    top = f"; on top: {', '.join(fit.unknown)}, which declare no footprint" if fit.unknown else ""
-    print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps{top}")
-    print(f"{free / GIB:9.2f} GiB  free: {where}")
+    values = {
+        "fit": fit,
+        "sizes": {**fit.parts, **fit.peaks},
+        "processes": here,
+        "work": _work(fit.work),
+        "time": _time(config, fit, world, card),
+        "names": list(names_of_hub(config)),
+        "free": free,
+        "where": where,
+    }
+    constants = {"GIB": GIB, "RATE": RATE, "PICTURE": PICTURE}
+    texts = Environment(loader=PackageLoader("diffrl.cli"), undefined=StrictUndefined, trim_blocks=True)
+    print(texts.get_template("fit.txt.j2").render(values, **constants, gib=lambda size: f"{size / GIB:9.2f}"))
     if fit.total <= free:
         short = fit.total * MARGIN > free
         close = ", but closely: measured peaks took up to 9 of the 10 % for gaps; optimise.micro_batch can be smaller"
@@ -131,8 +128,8 @@ def _print_advice(config: Config, free: int, world: int, fit: Fit, sharded: bool
         print(f"{text} {spread.total / GIB:.1f} GiB on each, and less with smaller micro-batches")
 
 
-def names_of_hub(config: Config) -> None:
-    """Print the commit of each model of the hub that a config's run would load."""
+def names_of_hub(config: Config) -> Iterator[str]:
+    """A line on the commit of each model of the hub that a config's run would load."""
     from diffrl.hub import NAME, commit_of
     from diffrl.rewards.footprint import defaults
     from diffrl.rewards.registry import load_class
@@ -149,7 +146,7 @@ def names_of_hub(config: Config) -> None:
         for text in values:
             if isinstance(text, str) and "/" in text and NAME.fullmatch(text) and not Path(text).exists():
                 commit, missing = commit_of(text), "is not in this machine's cache"
-                print(f"{key}: {text} {f'at commit {commit}' if commit else missing}")
+                yield f"{key}: {text} {f'at commit {commit}' if commit else missing}"
 
 
 @contextmanager
@@ -165,18 +162,6 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield tell
     finally:
         tell("")
-
-
-def _print_main_memory(fit: Fit, world: int) -> None:
-    """Lines on what the processes of one machine need of its memory, and of the disk."""
-    waiting = "text encoders, and networks and rewards that wait there"
-    reading = "and as much of the disk, by the run's type"
-    if world > 1:  # files of another type than the run's are converted, a copy for each process
-        all_of_them = f"{world} processes of one machine: {fit.host * world / GIB:.2f}"
-        waiting += f"; {all_of_them}, shared where files have the run's type"
-        reading += f"; {fit.read * world / GIB:.2f} for {world} processes where files have another type"
-    print(f"{fit.host / GIB:9.2f} GiB  in main memory: {waiting}")
-    print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read, {reading}")
 
 
 def _work(work: Mapping[str, float]) -> str:
@@ -302,11 +287,7 @@ def assets() -> Iterator[Finding]:
     if weights:
         yield OK, "playground", f"{len(weights)} files of weights, {size / 1e6:.0f} MB, in {folder}"
     else:
-        yield (
-            BAD,
-            "playground",
-            f"no weights in {folder}; install again, or run scripts/train_playground.py",
-        )
+        yield BAD, "playground", f"no weights in {folder}; install again, or run scripts/train_playground.py"
 
 
 def rewards() -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,12 @@ def recipes() -> Iterator[tuple[str, dict[str, Any], str]]:
     root = shipped("configs")
     for file in shipped_configs():
         text = file.read_text(encoding="utf-8")
-        comment = " ".join(line.lstrip("# ") for line in _leading_comment(text))
+        about = text.partition("\n# sources:")[0]  # from there on it is where values are from
+        comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line[:1] == "#", about.splitlines()))
         # A sentence ends before a capital; "Stable Diffusion 3.5 Medium" and "arXiv 2509.16117" do not end one.
         sentence = re.split(r"(?<=[a-z)\d])[.:;] (?=[A-Z\d])", comment, maxsplit=1)[0].rstrip(".:;")
         sentence = textwrap.shorten(sentence, 140, placeholder=" ...")
         yield str(file.relative_to(root).with_suffix("")), yaml.safe_load(text), sentence
-
-
-def _leading_comment(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        if not line.startswith("#") or line.startswith("# sources:"):  # from there on it is where values are from
-            return
-        yield line
 
 
 def list_configs(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -114,13 +114,8 @@ def serve_rewards(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     token = find_token(arguments.token_file, trusted=True)
     check_address(arguments.host, token)
-    limits = Limits(arguments.max_images or Limits.images, arguments.max_megabytes * 2**20)
-    options = Options(
-        token=token,
-        limits=limits,
-        time_limit=arguments.time_limit or Options.time_limit,
-        read_limit=arguments.read_limit or Options.read_limit,
-    )
+    limits = Limits(arguments.max_images, arguments.max_megabytes * 2**20)
+    options = Options(token, limits, time_limit=arguments.time_limit, read_limit=arguments.read_limit)
     names = [name or name_of(plugin, load_class(plugin)) for name, plugin, _ in wanted]
     if len(set(names)) < len(names):
         raise UserError(f"rewards serve: two rewards have the same name: {', '.join(names)}")

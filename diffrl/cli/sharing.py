@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from diffrl.cli.arguments import at, check_push
 from diffrl.cli.interrupted import loading, resumable
@@ -25,9 +24,9 @@ def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
     if code := resumable(lambda: folder, lambda: train("playground/demo", *words)):
         return code
     run = Run(folder)
-    print(
-        f"Draw with it:   diffrl sample playground --lora {run.lora} --prompts {_prompts(run)} --limit 16 --out images"
-    )
+    source = run.config.prompts.test
+    prompts = source if isinstance(source, str) else next(iter(source))
+    print(f"Draw with it:   diffrl sample playground --lora {run.lora} --prompts {prompts} --limit 16 --out images")
     print(f"Share it:       diffrl publish {run.folder}")
     print("Another method: diffrl train playground/grpo; all keys: diffrl train --help-config all")
     return 0
@@ -42,11 +41,6 @@ def _free(folder: Path) -> Path:
         number += 1
         candidate = folder.with_name(f"{folder.name}-{number}")
     return candidate
-
-
-def _prompts(run: Any) -> str:
-    source = run.config.prompts.test
-    return source if isinstance(source, str) else next(iter(source))
 
 
 def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:

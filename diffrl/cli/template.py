@@ -100,7 +100,8 @@ def template(
         f"model: {_plain(model)}",
         f"prompts: {_flow(sources)}",
     ]
-    lines += [*_key("epochs", 40 if small else 300), *_section("lora", {}), *_section("rollout", values.pop("rollout"))]
+    lines.append(f"epochs: {40 if small else 300}  # {Config.model_fields['epochs'].description}")
+    lines += [*_section("lora", {}), *_section("rollout", values.pop("rollout"))]
     lines += [
         "# What is optimised; `diffrl rewards list` shows them all, and rewards/README.md what they take.",
         "rewards:",
@@ -139,10 +140,8 @@ def _section(name: str, given: dict[str, Any], config: type[Config] = Config) ->
     assert kind is not None
     meaning = field.description or name
     lines = ["", *_comment(f"{meaning[0].upper()}{meaning[1:]}.")]
-    if not given:
-        return (
-            [*lines, f"{name}:", *_rest(kind, given)] if field.default is None else [*lines, *_rest(kind, given, name)]
-        )
+    if not given and field.default is not None:
+        return [*lines, *_rest(kind, given, name)]
     return [*lines, f"{name}:", *(f"  {key}: {_flow(value)}" for key, value in given.items()), *_rest(kind, given)]
 
 
@@ -154,10 +153,6 @@ def _rest(kind: type[BaseModel], given: dict[str, Any], name: str = "") -> list[
         meaning = textwrap.shorten(field.description or "", WIDTH - 44, placeholder=" ...")
         lines.append(f"{'#   ' if name else '  # '}{f'{key}: {default_of(field)}':<36} # {meaning}")
     return lines
-
-
-def _key(name: str, value: Any) -> list[str]:
-    return [f"{name}: {_flow(value)}  # {Config.model_fields[name].description}"]
 
 
 def _comment(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The command line: exit codes, one line for a mistake, and what each command hands to the library."""
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -13,7 +14,8 @@ from types import ModuleType
 import pytest
 
 from diffrl import __version__
-from diffrl.cli.main import _parser, main
+from diffrl.cli.commands import table
+from diffrl.cli.main import TABLES, _parser, main
 from diffrl.config import dump, load_config
 from diffrl.drawing import Scores
 from diffrl.errors import UserError
@@ -74,7 +76,8 @@ def calls(monkeypatch):
     errors = {"clip": 0.01, "ocr": 0.0}
     scores = Scores({"mean": {"clip": 0.25, "ocr": None}, "standard_error": errors, "diversity": 0.5})
     stub("diffrl.drawing", "evaluate", scores)
-    stub("diffrl.report.compare", "write_comparison")
+    for name in ("write_comparison", "write_table", "text_of"):
+        stub("diffrl.report.compare", name)
     drawn = Fake("diffrl.report.drawn")
     drawn.write_drawn = lambda folder, facts: folder / "images.html"
     monkeypatch.setitem(sys.modules, "diffrl.report.drawn", drawn)
@@ -132,6 +135,14 @@ def test_help_and_version(capsys):
         text = capsys.readouterr().out
         found = [name for name in ("nft", "grpo", "gardo") if f"\n{name}:" in text]
         assert found == sections.split() and ("  group_size: 24" in text) == ("." not in words), words
+
+
+def test_every_command_of_the_tables_has_its_function() -> None:
+    entries = [entry for name in TABLES for entry in table(name).values() if "call" in entry]
+    assert len(entries) > 30
+    for entry in entries:
+        module, function = entry["call"].split(":")
+        assert callable(getattr(importlib.import_module(f"diffrl.cli.{module}"), function)), entry["call"]
 
 
 def test_help_and_mistakes_are_answered_before_torch_is_imported():
