@@ -43,7 +43,6 @@ class Facts:
 
     name: str
     config: Config
-    family: str  # the pipeline's class
     plain_call: Mapping[str, Any]  # what a plain call must be told to give the same picture
     rows: Sequence[Row]
     prompts: int  # held-out prompts behind the rows

@@ -64,19 +64,12 @@ def publish(
         return _publish(run, load_config(file), out, lora, 0 if absent else prompts)
 
 
-def _hub(run: Path) -> dict[str, str]:
-    """The commits that the run's last start has recorded."""
-    try:
-        return dict(json.loads((run / "environment.json").read_text())[-1]["hub"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return {}
-
-
 def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path | None, prompts: int | None) -> Path:
     source = Path(lora) if lora is not None else run / "lora"
     metrics = read_metrics(run)
     if not metrics:
         raise UserError(f'publish: "{run}" has no epochs in metrics.jsonl yet')
+    data = read_run(run)
     # Another LoRA's values are not the run's, but those of RUN/healthy are the run's earlier ones.
     evaluated = metrics if lora is None else []
     if (earlier := source / EARLIER).is_file():
@@ -90,7 +83,7 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     policy = Drawing(config.model, lora=str(source), **kind).policy()
     held_out = load_prompts(config.prompts.test)
     wanted = config.evaluate.prompts if prompts is None else prompts
-    rows = _rows(run, config, policy, held_out[:wanted], evaluated)
+    rows = _rows(data.lower, config, policy, held_out[:wanted], evaluated)
 
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / LORA) as unfinished:
@@ -110,21 +103,21 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     dump(config.model_copy(update={"run_dir": f"runs/{run.resolve().name}"}), out / "config.yaml")
     pipe = policy.backbone.pipe
     optional = pipe._optional_components
+    hub = data.starts[-1].get("hub") if data.starts else None  # the commits that its last start has recorded
     facts = Facts(
         name=run.resolve().name,
         config=config,
-        family=family,
         plain_call=policy.backbone.plain_call,
         rows=rows,
         prompts=min(wanted, len(held_out)),
-        warnings=warnings_of(read_run(run)),
+        warnings=warnings_of(data),
         cards=_cards(config),
         epoch=metrics[-1]["epoch"],
         images=int(metrics[-1].get("samples") or 0),
         comfyui=(out / COMFY).is_file(),
         resolution=(policy.latent_shape[-1] * policy.backbone.scale, policy.latent_shape[-2] * policy.backbone.scale),
         absent=[name for name, part in pipe.components.items() if part is None and name not in optional],
-        hub=_hub(run),
+        hub=hub if isinstance(hub, dict) else {},
     )
     write_text(out / "README.md", render(facts, [prompt.text for prompt in shown]))
     results = {"rows": [asdict(row) for row in rows], "prompts": facts.prompts, "warnings": list(facts.warnings)}
@@ -186,10 +179,13 @@ def push(folder: str | Path, repository: str, message: str = "A LoRA trained wit
 
 
 def _rows(
-    run: Path, config: Config, policy: Policy, prompts: Sequence[Prompt], metrics: Sequence[Mapping[str, Any]]
+    lower: frozenset[str],
+    config: Config,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    metrics: Sequence[Mapping[str, Any]],
 ) -> list[Row]:
     """Measured now if prompts are wanted and every reward can be built; else the run's first and last evaluation."""
-    lower = read_run(run).lower
     if prompts:
         try:
             return measure(config, policy, prompts, lower)

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from diffrl.records.lock import holder
@@ -32,8 +33,7 @@ class Job:
     done: Callable[[], object] = lambda: None
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
+_print = partial(print, flush=True)
 
 
 def run_jobs(
