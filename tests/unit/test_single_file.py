@@ -139,7 +139,7 @@ def test_all_parts_of_a_whole_checkpoint_are_read_under_their_original_names(xl:
         assert here.keys() == there.keys() and all(torch.equal(here[k], there[k]) for k in here if "lora" not in k), (
             part
         )
-    with pytest.raises(UserError, match="is not a whole vae of .*: it lacks tensors"):
+    with pytest.raises(UserError, match=r"is not a whole vae of .*: it lacks tensors"):
         read({key: value for key, value in tensors.items() if "decoder.mid" not in key})
     odd = "conditioner.embedders.1." if xl else "text_model."
     with pytest.raises(UserError, match="text encoder under names that are not read, such as"):
