@@ -12,14 +12,6 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
 
-class Tower(nn.Module):
-    """A CLIP image encoder under the name that the checkpoint gives it."""
-
-    def __init__(self, config: CLIPVisionConfig) -> None:
-        super().__init__()
-        self.vision_tower = CLIPVisionModel(config)
-
-
 class ClipT5(T5ForConditionalGeneration):
     """`config`: the checkpoint's, as a `T5Config`, with `vision`, the image encoder's."""
 
@@ -29,7 +21,7 @@ class ClipT5(T5ForConditionalGeneration):
         super().__init__(config)
         settings: Any = config
         vision = CLIPVisionConfig(**settings.vision)
-        self.vision_tower = Tower(vision)
+        self.vision_tower: Any = nn.ModuleDict({"vision_tower": CLIPVisionModel(vision)})  # as the checkpoint names it
         self.layer: int = settings.mm_vision_select_layer
         depth = int(settings.mm_projector_type.removeprefix("mlp").removesuffix("x_gelu"))
         width = config.d_model
