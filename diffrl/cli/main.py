@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -101,7 +102,8 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, UserError):
         return 2, str(error)
     if isinstance(error, OSError):
-        return 1, f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        code = 2 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # a name that was given
+        return code, f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     return 0, ""
 
 

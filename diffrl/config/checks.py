@@ -81,7 +81,7 @@ def check_run_dir(run_dir: str) -> None:
     try:
         file = next((one for one in (path, *path.parents) if one.is_file()), None)
         place = path.resolve()
-    except (OSError, ValueError) as error:  # too long for a name, or a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # too long for a name, links in a circle, or a NUL
         reason = getattr(error, "strerror", None) or str(error)
         raise Problem("run_dir", f"not a folder's name: {reason}") from error
     if file is not None:

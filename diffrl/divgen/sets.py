@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ def sets_of(words: Sequence[str]) -> dict[str, Path]:
 def _ends(paths: Sequence[Path]) -> list[str]:
     """The shortest ends that differ, without what all of them end with: a and b for runs/a/samples, runs/b/samples."""
     hub = re.compile(r"hub:|[@:].*")
-    parts = [PurePath(hub.sub("", str(path))).parts if is_hub(path) else path.resolve().parts for path in paths]
+    parts = [PurePath(hub.sub("", str(path)) if is_hub(path) else os.path.realpath(path)).parts for path in paths]
     most, names = max(map(len, parts), default=0), list[str]()
     while len(set(parts)) > 1 and len({one[-1:] for one in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [one[:-1] for one in parts]

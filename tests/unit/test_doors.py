@@ -243,3 +243,28 @@ def test_a_folder_that_is_gone_and_docstrings_that_are_gone_are_one_line(tmp_pat
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "runs with -OO" in line] == done.stderr.splitlines()
     assert "usage: diffrl train" in subprocess.run([*optimised, "train", "-h"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "playground/demo", "run_dir=NAME"],
+        ["report", "NAME"],
+        ["compare", "NAME", "NAME"],
+        ["divgen", "report", "NAME", "b/x", "--out", "page.html"],
+        ["rewards", "new", "mine", "--out", "NAME"],
+        ["init", "NAME.yaml"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("name", ["a/x", 300 * "n"], ids=["links in a circle", "too long"])
+def test_a_name_that_leads_nowhere_is_bad_input(
+    words: list[str], name: str, tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Links in a circle ended in pathlib's traceback, and a name too long was a failure of the run."""
+    alone.chdir(tmp_path)
+    for here, there in ("ab", "ba"):
+        (tmp_path / here).symlink_to(there)
+    assert main([word.replace("NAME", name) for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("diffrl: error: "), err
