@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from diffrl.errors import UserError
+from diffrl.process_state import unchanged, unchanged_by
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.answers import applies
 from diffrl.rewards.building import Entry, build_rewards
@@ -51,7 +52,8 @@ def smoke_test_rewards(config: Config, device: torch.device) -> None:
             reward = build_rewards({name: Entry(plugin, entry.arguments, column=entry.column)}, device)[name]
             scorer = Scorer({name: reward}, plugins={name: plugin}, retries=entry.retries, timeout=entry.timeout)
             try:
-                prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)
+                with unchanged_by(name):
+                    prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)
                 if prompt is not None:  # one that applies to nothing is refused later
                     scorer.score(images, [prompt, prompt], torch.zeros(2, dtype=torch.int64))
                     _refuse_writing(key, reward, images, prompt)
@@ -68,8 +70,6 @@ def smoke_test_rewards(config: Config, device: torch.device) -> None:
 
 def _refuse_writing(key: str, reward: Reward, images: torch.Tensor, prompt: Prompt) -> None:
     """UserError where the reward changes the images that it is given. A run hands out copies, but others need not."""
-    from diffrl.process_state import unchanged
-
     given = images.to(ability(reward, "device") or images.device).clone()
     before = given.clone()
     with torch.no_grad(), unchanged(lambda what: None):  # the scorer has said what it changes

@@ -19,6 +19,7 @@ import torch
 from diffrl.methods.learning import LearningRewards
 from diffrl.process_state import unchanged
 from diffrl.prompts import Prompt
+from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
 
@@ -116,6 +117,14 @@ def test_an_error_inside_leaves_the_state_as_well() -> None:
         torch.set_default_dtype(torch.float64)
         raise ValueError("its own")
     assert state() == before
+
+
+def test_an_exit_past_python_is_an_exception_with_its_code() -> None:
+    """`os._exit(0)` in a reward ended a run with code 0 and without a word."""
+    with pytest.raises(SystemExit, match=r"os\._exit\(0\)"), unchanged(lambda _: None):
+        os._exit(0)
+    with pytest.raises(RewardError, match=r'reward "r" .* failed with SystemExit: os\._exit\(0\); try'):
+        Scorer({"r": lambda *_: os._exit(0)}).score(torch.rand(1, 3, 8, 8), [Prompt("a")])
 
 
 @pytest.mark.parametrize("when", ["import", "build", "call"])
