@@ -250,13 +250,13 @@ class Servers:
     async def _place(self, ticket: int) -> _Server:
         """A place at a server."""
         loop = asyncio.get_running_loop()
-        if self._names and loop.time() - self._looked > NEWS:
-            self._looked = loop.time()
-            self._update(await asyncio.to_thread(self._look_up))
         place: asyncio.Future[_Server] = loop.create_future()
         heappush(self._waiting, (ticket, place))
-        self._serve()
         try:
+            if self._names and loop.time() - self._looked > NEWS:
+                self._looked = loop.time()
+                self._update(await asyncio.to_thread(self._look_up))
+            self._serve()
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
