@@ -81,24 +81,19 @@ def foreign(where: object, wanted: str = "what diffrl writes there") -> Iterator
 
 def read_text(path: Path, errors: str = "strict") -> str:
     """A file of text that a person or another program wrote, its lines ending in "\\n": UTF-8, or UTF-16 that says so
-    by its byte-order mark. `errors`: what becomes of bytes that are no text.
-
-    Raises UserError, with the line, for another alphabet, and for a NUL, which is UTF-16 without its mark.
-    """
+    by its byte-order mark. `errors`: what becomes of bytes that are no text. Raises UserError, with the line, for
+    another alphabet."""
     try:
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        coding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "UTF-8"
+        text = data.decode(coding, errors)
+        if coding == "UTF-8" and errors == "strict" and b"\0" in data:  # UTF-16 without its mark
+            raise UnicodeDecodeError(coding, data, data.index(b"\0"), len(data), "a NUL")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    coding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "UTF-8"
-    try:
-        text = data.decode(coding, errors)
     except UnicodeDecodeError as error:
         number, column = data.count(b"\n", 0, error.start) + 1, error.start - data.rfind(b"\n", 0, error.start)
         raise UserError(f"{path}:{number}: not {coding} text (byte {column} of the line); save it as UTF-8") from error
-    before, nul, _ = text.partition("\0")
-    if nul and errors == "strict":
-        number = before.count("\n") + 1
-        raise UserError(f"{path}:{number}: a NUL is no text (UTF-16 without its mark?); save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

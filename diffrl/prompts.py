@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,8 @@ def _mixed(sources: Mapping[str, float]) -> list[Prompt]:
         for position, prompt in enumerate(load_prompts(source)):
             other = origin.setdefault(prompt.text, source)
             if other != source:
-                raise UserError(
-                    f'"{prompt.text}" is in {other} and in {source}; sources that are mixed may not share a prompt'
-                )
+                both = f"{other} and in {source}; sources that are mixed may not share a prompt"
+                raise UserError(f'"{prompt.text}" is in {both}')
             places.append(((position + 0.5) / share, prompt))
     return [prompt for _, prompt in sorted(places, key=lambda place: place[0])]  # stable: ties in the table's order
 
@@ -127,10 +126,8 @@ def split_groups(source: Source, groups: int) -> dict[str, int]:
     counts = {name: groups * share / total for name, share in source.items()}
     for name, count in counts.items():
         if abs(count - round(count)) > 1e-6 * groups or round(count) < 1:
-            raise UserError(
-                f"its share gives {name} {count:g} of the {groups} prompts of an epoch (rollout.groups): choose shares "
-                "that give every source a whole number of them"
-            )
+            text = f"its share gives {name} {count:g} of the {groups} prompts of an epoch (rollout.groups)"
+            raise UserError(f"{text}: choose shares that give every source a whole number of them")
     return {name: round(count) for name, count in counts.items()}
 
 
@@ -185,34 +182,21 @@ def _version(path: Path) -> tuple[Path, int, int]:
 @functools.lru_cache(maxsize=8)  # a config's check and its run read the same file: parse it once
 def _read(path: Path, mtime_ns: int, size: int) -> tuple[tuple[Prompt, ...], list[int]]:
     """Distinct prompts, and the lines that repeat one."""
-    parse = _parse_json if path.suffix == ".jsonl" else _parse_text
     prompts: dict[str, tuple[int, Prompt]] = {}
     repeats: list[int] = []
-    for number, line in _lines(path):
-        prompt = parse(line, f"{path}:{number}")
-        if prompt is None:
+    for number, line in enumerate(map(str.strip, read_text(path).split("\n")), start=1):
+        if not line or (path.suffix == ".txt" and line.startswith("#")):
             continue
+        prompt = _parse_json(line, f"{path}:{number}") if path.suffix == ".jsonl" else Prompt(line)
         first, known = prompts.setdefault(prompt.text, (number, prompt))
         if known != prompt:
-            raise UserError(
-                f"{path}:{number}: the prompt of line {first} again, with other metadata; a prompt may occur once"
-            )
+            text = f"the prompt of line {first} again, with other metadata; a prompt may occur once"
+            raise UserError(f"{path}:{number}: {text}")
         if first != number:
             repeats.append(number)
     if not prompts:
         raise UserError(f"{path}: no prompts in this file")
     return tuple(prompt for _, prompt in prompts.values()), repeats
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text) of every line that is not blank."""
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line := line.strip():
-            yield number, line
-
-
-def _parse_text(line: str, where: str) -> Prompt | None:
-    return None if line.startswith("#") else Prompt(line)
 
 
 def _parse_json(line: str, where: str) -> Prompt | None:
@@ -241,9 +225,8 @@ def check_text(value: Any, where: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{where}: half of a surrogate pair, which is not text ({error.object[error.start]!r})"
-        ) from error
+        half = repr(error.object[error.start])
+        raise UserError(f"{where}: half of a surrogate pair, which is not text ({half})") from error
 
 
 class PromptStream:
@@ -330,12 +313,6 @@ def _of(source: str) -> list[Prompt]:
     return [replace(prompt, source=source) for prompt in load_prompts(source)]
 
 
-def check_count(source: str, groups: int, count: int) -> None:
-    """Raise UserError if a source has fewer prompts than an epoch takes from it."""
-    if groups > count:
-        raise UserError(f"rollout.groups takes {groups} different prompts an epoch from {source}, which has {count}")
-
-
 def stream_of(source: Source, groups: int, seed: int) -> PromptStream | MixedStream:
     """The stream of a set, a file, or a table of several, with `groups` prompts of an epoch.
 
@@ -346,6 +323,8 @@ def stream_of(source: Source, groups: int, seed: int) -> PromptStream | MixedStr
     streams: list[PromptStream | MixedStream] = []
     for name, count in split_groups(source, groups).items():
         prompts = _of(name)
-        check_count(name, count, len(prompts))
+        if count > len(prompts):
+            text = f"rollout.groups takes {count} different prompts an epoch from {name}, which has {len(prompts)}"
+            raise UserError(text)
         streams.append(PromptStream(prompts, count, seed_of(seed, "source", name)))
     return MixedStream(streams)

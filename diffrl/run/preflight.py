@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from diffrl.errors import UserError
-from diffrl.process_state import unchanged, unchanged_by
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.answers import applies
 from diffrl.rewards.building import Entry, build_rewards
@@ -40,6 +39,8 @@ def smoke_test_rewards(config: Config, device: torch.device) -> None:
     ]
     if not files:
         return
+    from diffrl.process_state import unchanged_by
+
     prompts = load_prompts(config.prompts.train)
     trained = config.rollout.resolution or (worlds()[config.model].resolution if config.model in worlds() else UNKNOWN)
     judged = config.evaluate.resolution or trained
@@ -70,6 +71,8 @@ def smoke_test_rewards(config: Config, device: torch.device) -> None:
 
 def _refuse_writing(key: str, reward: Reward, images: torch.Tensor, prompt: Prompt) -> None:
     """UserError where the reward changes the images that it is given. A run hands out copies, but others need not."""
+    from diffrl.process_state import unchanged
+
     given = images.to(ability(reward, "device") or images.device).clone()
     before = given.clone()
     with torch.no_grad(), unchanged(lambda what: None):  # the scorer has said what it changes

@@ -23,7 +23,6 @@ from diffrl.features import load_features
 from diffrl.objectives.objective import Objective
 from diffrl.plugins import installed, load_value
 from diffrl.policy import Policy, load_policy
-from diffrl.process_state import unchanged_by
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
 from diffrl.records.verdict import Guard
@@ -277,9 +276,7 @@ def _add(build: Build) -> None:
 def _check_rewards(config: Config, scorer: Scorer, prompts: Sequence[Prompt], processes: Processes) -> None:
     """Refuse rewards that could never say anything, and groups that a group-wise reward could not see whole."""
     for name, reward in scorer.rewards.items():
-        with unchanged_by(name):
-            heard = any(applies(reward, p.text, p.metadata) for p in prompts)
-        if not heard:
+        if not any(applies(reward, p.text, p.metadata) for p in prompts):
             table = "rewards" if name in config.rewards else "watch"
             given = config.image_set is not None and not config.drawn_groups
             where = "image_set" if given else f'prompts.train ("{config.prompts.train}")'

@@ -58,7 +58,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ("p.txt", b"# only this\n", "p.txt: no prompts in this file"),
         ("p.txt", b"a\nb\xff\n", "p.txt:2: not UTF-8 text (byte 2 of the line); save it as UTF-8"),
         ("p.txt", b"\xef\xbb\xbf\xff\n", "p.txt:1: not UTF-8 text (byte 1 of the line)"),
-        ("p.txt", "a\nb".encode("utf-16-le"), "p.txt:1: a NUL is no text (UTF-16 without its mark?)"),
+        ("p.txt", "a\nb".encode("utf-16-le"), "p.txt:1: not UTF-8 text (byte 2 of the line); save it"),
         ("p.txt", "a\nb".encode("utf-16") + b"c", "p.txt:2: not UTF-16 text"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: not valid JSON"),
         ("p.jsonl", b'["a"]\n', 'p.jsonl:1: expected an object like {"prompt"'),
