@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # all assertions again: 16 of the 35 seconds of processor that each worker takes to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-long test-lab test-rest test-all test-stress test-pretend upstream lint setup clean
+.PHONY: demo docs test test-lowest test-long test-lab test-rest test-all test-stress test-pretend upstream lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,13 @@ demo: setup
 # Two workers with one thread each: two torch processes with two threads each would fight for the same two cores.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests --ignore tests/lab
+
+# The same with the lowest versions that pyproject.toml names, in an environment of their own (not in CI: 3 GB more).
+LOWEST := .venv-lowest
+test-lowest:
+	@test -x $(LOWEST)/bin/uv || { $(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/python -m pip install --quiet uv; }
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable ".[dev,tensorboard,wandb]"
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal tests --ignore tests/lab
 
 # The laboratory: the league, the experiments, and the tables and figures of the documentation (see experiments/).
 test-lab: setup

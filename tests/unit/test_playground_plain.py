@@ -174,6 +174,11 @@ def pictures() -> tuple[np.ndarray, list[Caption]]:
     return np.stack(images), captions
 
 
+# `np.quantile` of float32 numbers, which plain code calls, has another last bit in versions before.
+as_of_numpy_2_4 = pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.4.0", reason="numpy's own quantile")
+
+
+@as_of_numpy_2_4
 def test_verdicts_are_those_of_plain_code_to_the_bit(pictures: tuple[np.ndarray, list[Caption]]) -> None:
     images, captions = pictures
     verdicts = judged(images, [caption.text() for caption in captions])
@@ -181,6 +186,7 @@ def test_verdicts_are_those_of_plain_code_to_the_bit(pictures: tuple[np.ndarray,
     assert 0.05 < np.mean([verdict.all_right for verdict in verdicts]) < 0.8  # right and wrong ones
 
 
+@as_of_numpy_2_4
 def test_what_is_measured_is_what_plain_code_measures_to_the_bit(pictures: tuple[np.ndarray, list[Caption]]) -> None:
     def same(found: object, wanted: object) -> None:
         for name, value in vars(wanted).items():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from PIL import Image
 from rich.console import Console
 
@@ -138,6 +139,7 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
 
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
+    PartialState()  # accelerate's trackers write their own log by it
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Tracker(tmp_path, ["wandb"], {"seed": 3}) as tracker:
         tracker.log({"epoch": 0, "loss": 0.5})
