@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,6 @@ def write_text(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader, or a process killed in between, never meets half of it."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def write_new(texts: Mapping[Path, str]) -> None:
-    """Write all of these files, of which none is there, or leave none: a part would keep the next try from writing."""
-    try:
-        for path, text in texts.items():
-            write_text(path, text)
-    except DiskError:
-        for path in texts:
-            path.unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, content: object, **options: Any) -> None:

@@ -1,13 +1,14 @@
-"""A file that a user names to be written, checked before the work begins."""
+"""Files that a user names to be written: checked before the work begins, and new ones all or none."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from diffrl.errors import UserError
-from diffrl.records.disk import check_name, check_writable, special
+from diffrl.records.disk import DiskError, check_name, check_writable, special, write_text
 
 log = logging.getLogger("diffrl")
 
@@ -31,3 +32,14 @@ def out_file(path: Path, what: str, example: str) -> Path:
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
     check_writable(path.parent, what)
     return path
+
+
+def write_new(texts: Mapping[Path, str]) -> None:
+    """Write all of these files, of which none is there, or leave none: a part would keep the next try from writing."""
+    try:
+        for path, text in texts.items():
+            write_text(path, text)
+    except DiskError:
+        for path in texts:
+            path.unlink(missing_ok=True)
+        raise

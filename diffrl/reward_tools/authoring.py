@@ -9,7 +9,7 @@ from string import Template
 
 from diffrl.errors import UserError
 from diffrl.plugins import GROUPS
-from diffrl.records.disk import write_new
+from diffrl.records.outputs import write_new
 from diffrl.rewards.registry import available
 
 
