@@ -199,7 +199,7 @@ def _read(path: Path, mtime_ns: int, size: int) -> tuple[tuple[Prompt, ...], lis
     return tuple(prompt for _, prompt in prompts.values()), repeats
 
 
-def _parse_json(line: str, where: str) -> Prompt | None:
+def _parse_json(line: str, where: str) -> Prompt:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
