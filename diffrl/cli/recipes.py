@@ -62,8 +62,9 @@ def write_config(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f'init: "{file}": name a file that ends in .yaml, in a folder that exists')
     from diffrl.cli.template import default_rewards, methods_named, template
     from diffrl.config import check_model, check_plugin, load_config
-    from diffrl.records.disk import write_text
+    from diffrl.records.disk import check_writable, write_text
 
+    check_writable(file.parent, "init")
     check_model(arguments.model)
     objective, methods = methods_named(arguments.method)
     names = default_rewards(arguments.model, methods) if arguments.rewards is None else arguments.rewards.split(",")

@@ -9,6 +9,7 @@ from string import Template
 
 from diffrl.errors import UserError
 from diffrl.plugins import GROUPS
+from diffrl.records.disk import check_writable
 from diffrl.records.outputs import write_new
 from diffrl.rewards.registry import available
 
@@ -28,6 +29,7 @@ def write_plugin(name: str, folder: Path) -> Path:
         raise UserError(f'rewards new: there is a Python module "{module}"; choose another name')
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f'rewards new: "{folder}" exists already; choose another --out')
+    check_writable(folder, "rewards new: --out")
     cls = "".join(part.capitalize() for part in name.split("_") if part)
     words = {
         "name": name,

@@ -133,6 +133,13 @@ def test_what_finds_no_room_is_written_by_the_next_try(tmp_path: Path, monkeypat
     assert main(words) == 0
 
 
+@pytest.mark.parametrize("words", [["rewards", "new", "mine", "--out", "/proc/mine"], ["init", "/proc/my.yaml"]])
+def test_a_place_that_takes_no_files_is_bad_input(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    said = r"diffrl: error: (rewards new: --out|init): nothing can be written to /proc \(.*\)\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+
+
 def test_a_row_that_finds_no_room_names_its_file(tmp_path: Path) -> None:
     rows = ShardedJsonl(tmp_path, "rows.jsonl", "search")
     rows.claim({})
