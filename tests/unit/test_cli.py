@@ -67,6 +67,8 @@ def calls(monkeypatch):
         fake = sys.modules.get(module) if isinstance(sys.modules.get(module), Fake) else Fake(module)
         setattr(fake, name, function)
         monkeypatch.setitem(sys.modules, module, fake)
+        package, _, short = module.rpartition(".")  # which has the real one where another test has imported it
+        monkeypatch.setattr(importlib.import_module(package), short, fake, raising=False)
 
     class Fake(ModuleType):
         pass
