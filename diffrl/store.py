@@ -78,7 +78,8 @@ def local(address: str) -> Path:
     """
     fs, path = opened(address)
     with _answering(address):
-        found = {name: info for name, info in fs.find(path, detail=True).items() if info["type"] == "file"}
+        facts_of = {name: info or fs.info(name) for name, info in fs.find(path, detail=True).items()}
+        found = {name: info for name, info in facts_of.items() if info["type"] == "file"}
     if not found:
         raise UserError(f'"{address}": there is no such file or folder')
     facts = [[name, info.get("size"), *(str(info.get(key, "")) for key in VERSION)] for name, info in found.items()]

@@ -49,7 +49,7 @@ log = logging.getLogger("diffrl")
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # of which torch compares and adds nothing
 FILE = "file"  # the adapter's name while it is read
 TEXT = re.compile(r"text_encoder(_\d)?\.")
-DOWN = re.compile(r"\.down\.weight$|lora_A\.weight$|lora_down\.weight$")
+UP = re.compile(r"\.up\.weight$|lora_B\.weight$|lora_up\.weight$")
 OTHERS = {  # forms that are no low-rank sum, by what their names have
     ".lokr_": "LoKr",
     ".hada_": "LoHa",
@@ -315,10 +315,12 @@ def dress(backbone: Any, texts: Texts, source: str | Path) -> bool:
         given: dict[str, Any] = {"network_alphas": None, "metadata": metadata or None}
         with quietly(), quiet():
             loader(copy.copy(texts.state), text_encoder=encoder, prefix=name, adapter_name=FILE, **given)
-        layers = sum(isinstance(part, LoraLayer) for part in encoder.modules())
-        wanted = sum(bool(DOWN.search(key)) for key in texts.state if key.startswith(f"{name}."))
-        if layers != wanted:
-            raise UserError(f"{source}: of its {wanted} layers of the {name}, diffusers reads {layers}")
+        layers: list[Any] = [part for part in encoder.modules() if isinstance(part, LoraLayer)]
+        wanted = [value for key, value in texts.state.items() if key.startswith(f"{name}.") and UP.search(key)]
+        # Libraries that take a layer's name for another make it all the same, and leave its B at 0.
+        read = sum(bool(layer.lora_B[FILE].weight.any()) for layer in layers)
+        if len(layers) != len(wanted) or read != sum(bool(value.any()) for value in wanted):
+            raise UserError(f"{source}: of its {len(wanted)} layers of the {name}, diffusers reads {read}")
     return bool(able)
 
 

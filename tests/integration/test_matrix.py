@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from diffrl.run.train import Run, train
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = DATA / "golden.json"
+PINNED = re.search(r"(?m)^transformers==(\S+)", (Path(__file__).parents[2] / "constraints.txt").read_text())[1]
 POLICIES: dict[str, Callable[[Path], Path]] = {
     "sd3": tiny_sd3,
     "sd3-t5": lambda folder: tiny_sd3(folder, t5=True, max_sequence_length=8),
@@ -120,6 +123,8 @@ def one_step(config: Config) -> float:
 
 def compare(golden: Path, key: str, found: float, rel: float) -> None:
     """With the value recorded in the file `golden`; GOLDEN=record records it."""
+    if version("transformers") != PINNED:
+        pytest.skip("another version of transformers makes other random weights")
     known = json.loads(golden.read_text()) if golden.is_file() else {}
     if os.environ.get("GOLDEN") == "record":
         known[key] = float(f"{found:.6g}")

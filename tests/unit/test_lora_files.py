@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from diffrl.errors import UserError
 from diffrl.lora_files import find_lora
 from diffrl.policy import Policy, load_policy
-from diffrl.policy.reading import outline, read_lora
+from diffrl.policy.reading import Texts, dress, outline, read_lora
 from diffrl.sharing.export import export_comfyui, export_merged
 
 Write = Callable[[Path, str, dict[str, Tensor]], None]  # folder, the denoiser's name, tensors by layer
@@ -273,6 +273,24 @@ def test_each_layer_of_kohya_s_file_has_its_own_rank_and_alpha(
     for door in ("start", "merge"):
         mine = load_policy(model, **{door: str(tmp_path / "kohya.safetensors")}, resolution=16)
         assert (draw(mine, latents, 4, 3.5) - right).abs().max() < 1e-5, door
+
+
+def test_layers_of_a_text_encoder_that_stay_empty_are_an_error(
+    folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers before 5.11 leaves them, which takes the layers' names for others."""
+    backbone = load_policy(folder("sd"), resolution=16).backbone
+    width, layer = backbone.pipe.text_encoder.config.hidden_size, "text_encoder.text_model.encoder.layers.0.self_attn"
+    a, b = torch.ones(2, width), torch.ones(width, 2)
+    state = {f"{layer}.out_proj.lora_A.weight": a, f"{layer}.out_proj.lora_B.weight": b}
+    load = backbone.pipe.load_lora_into_text_encoder
+
+    def emptied(state: dict[str, Tensor], **given: Any) -> None:
+        load({key: 0 * value if "lora_B" in key else value for key, value in state.items()}, **given)
+
+    monkeypatch.setattr(type(backbone.pipe), "load_lora_into_text_encoder", staticmethod(emptied))
+    with pytest.raises(UserError, match=r"my\.safetensors: of its 1 layers of the text_encoder, diffusers reads 0"):
+        dress(backbone, Texts(state), "my.safetensors")
 
 
 @pytest.mark.parametrize("door", some(["start", "merge"], "start"))
