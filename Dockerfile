@@ -10,7 +10,7 @@ RUN useradd --create-home user
 WORKDIR /build
 COPY constraints.txt ./
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/${TORCH} \
-    "torch>=2.9" "torchvision>=0.24"
+    "torch>=2.10" "torchvision>=0.25"
 COPY pyproject.toml README.md LICENSE ./
 COPY diffrl diffrl
 COPY rewards rewards

@@ -191,8 +191,6 @@ def _set_device(value: tuple[str, int]) -> None:
 
     device, depth = value
     torch.set_default_device(None if device == "cpu" else device)
-    if device == "cpu":
-        del torch._GLOBAL_DEVICE_CONTEXT.device_context  # with None in it get_default_device fails up to torch 2.9
     _leave(overrides, len(overrides._get_current_function_mode_stack()) - depth)
 
 
