@@ -81,6 +81,8 @@ def _read_by(function: Any) -> list[Any]:
 def _code(thing: Any) -> str:
     """Its text; of what was typed at a prompt, or made by exec, the bytecode."""
     try:
+        if inspect.getfile(thing) == "<string>":  # of every exec; Python 3.13 has the text of `python -c` under it
+            raise OSError
         return inspect.getsource(thing)
     except (OSError, TypeError):
         parts = vars(thing).values() if inspect.isclass(thing) else [thing]
