@@ -6,6 +6,9 @@ The shipped folders lie beside the package in a checkout, inside it in a wheel.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from diffrl.errors import UserError, nearest
 
@@ -26,6 +29,12 @@ def shipped(folder: str, *parts: str) -> Path:
 def shipped_configs() -> list[Path]:
     """The files of the shipped configs, sorted."""
     return sorted(shipped("configs").rglob("*.yaml"))
+
+
+def table_beside(module: str, name: str) -> Any:
+    """What a YAML file beside a module has, whose `__file__` is given. By libyaml, where it is: ten times as fast."""
+    text = Path(module).parent.joinpath(name).read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def file_of_run(run: Path, name: str, what: str) -> Path:

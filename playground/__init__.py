@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from diffrl.errors import UserError, nearest
-from diffrl.resources import shipped
+from diffrl.resources import shipped, table_beside
 from diffrl.stand_ins import StandIn
 from diffrl.worlds import World
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from .variety import GroupVariety
 
 ASSETS = shipped("assets", "playground")
-_STAND_INS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("stand_ins.yaml").read_text(encoding="utf-8"))
+_STAND_INS: dict[str, Any] = table_beside(__file__, "stand_ins.yaml")
 STAND_INS = {reward: StandIn(**one) for reward, one in _STAND_INS.items()}
 
 

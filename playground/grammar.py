@@ -25,13 +25,13 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-WORLD: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
+from diffrl.resources import table_beside
+
+WORLD: dict[str, Any] = table_beside(__file__, "world.yaml")
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 LETTERS = "aehkloptux"
 KINDS: dict[str, float] = {kind: one["share"] for kind, one in WORLD["kinds"].items()}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from diffrl.resources import table_beside
 from diffrl.rewards.protocol import Card
 
-_CARDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("cards.yaml").read_text(encoding="utf-8"))
+_CARDS: dict[str, Any] = table_beside(__file__, "cards.yaml")
 
 
 def card_of(name: str, **facts: object) -> Card:

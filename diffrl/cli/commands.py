@@ -13,11 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import yaml
-
 from diffrl.errors import UserError
 from diffrl.plugins import installed as installed_plugins
 from diffrl.plugins import load
+from diffrl.resources import table_beside
 
 log = logging.getLogger("diffrl")
 
@@ -79,8 +78,7 @@ def add_commands(commands: Any, name: str, alone: bool = False) -> None:
 @cache
 def table(name: str) -> dict[str, Any]:
     """A file of `diffrl/cli/tables`: commands (see `add_commands`), or groups of arguments that they share."""
-    text = Path(__file__).with_name("tables").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    content: dict[str, Any] = table_beside(__file__, f"tables/{name}.yaml")
     return content
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from diffrl.errors import UserError, nearest
+from diffrl.resources import table_beside
 
 
 class Card(NamedTuple):
@@ -18,7 +16,7 @@ class Card(NamedTuple):
     memory: float
 
 
-_TABLE = yaml.safe_load(Path(__file__).with_name("cards.yaml").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__, "cards.yaml")
 CARDS = {name: Card(*numbers) for name, numbers in _TABLE.items()}
 # Of an H200's rate (27 November 2026, epochs without rewards): SD3.5 at 512 px 0.20 (gardo_ocr, 48 images), Qwen-Image
 # at 512 px 0.34 (grpo_ocr, 16 images, 128 text tokens). No other card was measured: all are taken to reach as much.

@@ -3,10 +3,9 @@ line can show it all at once."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import yaml
+from diffrl.resources import table_beside
 
 from . import compbench, dpg, general, geneval, unigenbench
 from .items import Bench, Judge
@@ -20,7 +19,7 @@ _READERS = {
     "drawbench": (general.read_drawbench, general.marks),
     "parti": (general.read_parti, general.marks),
 }
-_FACTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("facts.yaml").read_text(encoding="utf-8"))
+_FACTS: dict[str, Any] = table_beside(__file__, "facts.yaml")
 
 
 def _bench(name: str) -> Bench:

@@ -12,16 +12,14 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from diffrl.resources import table_beside
 from diffrl_zoo.vlm.question import Unreadable
 
 _COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 WORDS = {word: value for value, word in enumerate(_COUNTED)}
-_TABLE = yaml.safe_load(Path(__file__).with_name("numbers.yaml").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__, "numbers.yaml")
 _ANY = {role: f"(?:{'|'.join(words)})" for role, words in _TABLE.items()}
 _ANY["counted"] = f"(?:{'|'.join(WORDS)})"
 _NAMES, _UNIT = _ANY["names"], _ANY["units"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
-ASK: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
+from diffrl.resources import table_beside
+
+ASK: dict[str, Any] = table_beside(__file__, "questions.yaml")
 _ALOUD = r"(think|thinking|thoughts?|analysis|reasoning|reflection|scratchpad)"
 _THOUGHT = re.compile(rf"[<\[◁]{_ALOUD}[>\]▷].*?(?:[<\[◁]/\1[>\]▷]|\Z)", re.DOTALL | re.IGNORECASE)
 # Where the template opened the thought, and in the channels of gpt-oss: all before this.
