@@ -252,7 +252,7 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
     import torch
 
     cuda, ours, manager = torch.backends.cuda, logging.getLogger("diffrl"), logging.root.manager
-    kernels, mask = ("flash", "mem_efficient", "math", "cudnn"), signal.pthread_sigmask
+    kernels = ("flash", "mem_efficient", "math", "cudnn")
     switches = {
         f"torch's {name} attention": (getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
         for name in kernels
@@ -285,7 +285,10 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
             lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
             lambda on: None if on else signal.setitimer(signal.ITIMER_REAL, 0),
         ),
-        "which signals wait": (lambda: mask(signal.SIG_BLOCK, []), lambda those: mask(signal.SIG_SETMASK, those)),
+        "which signals wait": (
+            functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, []),
+            functools.partial(signal.pthread_sigmask, signal.SIG_SETMASK),
+        ),
         "the processors": (lambda: os.sched_getaffinity(0), lambda those: os.sched_setaffinity(0, those)),
         "the process's limits": (_limits, _set_limits),
         "the environment": (lambda: {name: os.environ.get(name) for name in ENVIRONMENT}, _set_environment),

@@ -204,12 +204,13 @@ def _by(reader: Callable[[Path], Told | None], paths: Sequence[Path]) -> dict[Pa
 
 
 def _beside(path: Path) -> Told | None:
-    text, table = path.with_suffix(".txt"), path.with_suffix(".json")
-    words = read_text(table if table.is_file() else text).strip() if table.is_file() or text.is_file() else ""
-    if table.is_file():
+    if (table := path.with_suffix(".json")).is_file():
+        content = read_text(table)
         with suppress(ValueError, AttributeError, RecursionError):
-            return flat(json.loads(words), "")
+            return flat(json.loads(content), "")
         return None
+    text = path.with_suffix(".txt")
+    words = read_text(text).strip() if text.is_file() else ""
     if re.search(r"^Steps: \d+", words, re.MULTILINE):
         return webui(words)
     return Told("", " ".join(words.split())) if words else None

@@ -91,11 +91,13 @@ def load_file(source: str, index: Mapping[str, Any], types: Mapping[str, torch.d
 
 def _check_prediction(tensors: Mapping[str, Tensor], index: Mapping[str, Any], source: str) -> None:
     """UserError where the file says by MARKS that it predicts what the base's scheduler does not read."""
+    wanted = dict(field for mark, field in MARKS.items() if mark in tensors)
+    if not wanted:
+        return
     from diffrl.hub import pinned
 
-    wanted = dict(field for mark, field in MARKS.items() if mark in tensors)
     where, at = pinned(source)
-    config = getattr(diffusers, index["scheduler"][1]).load_config(where, subfolder="scheduler", **at) if wanted else {}
+    config = getattr(diffusers, index["scheduler"][1]).load_config(where, subfolder="scheduler", **at)
     if missing := {key: value for key, value in wanted.items() if config.get(key) != value}:
         raise UserError(
             f'model: "{index[OF_FILE]}" was trained with {json.dumps(missing)[1:-1]}, which the scheduler of {source} '
