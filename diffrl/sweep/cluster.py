@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import signal
 import subprocess
 import time
@@ -15,6 +17,7 @@ from diffrl.records.disk import write_json
 from diffrl.run.interrupt import Interrupts
 from diffrl.sweep.jobs import Job, _ending, _print
 
+_once = functools.cache(logging.getLogger("diffrl").warning)
 LOOK = 2.0  # seconds between two looks at the queue
 SHARED = ("timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")  # not Slurm's alone
 TIMES = 100  # that a run may reach its time limit and go on
@@ -72,10 +75,10 @@ def run_on_slurm(
         while left:
             if interrupts.requested:
                 subprocess.run(["scancel", *(numbers[job.name] for job in left)], check=False)
-                while _queued() & {numbers[job.name] for job in left}:
+                while _queued(set()) & {numbers[job.name] for job in left}:
                     time.sleep(LOOK)
                 interrupts.check()
-            queued = _queued()
+            queued = _queued({*numbers.values()})
             for job in [job for job in left if numbers[job.name] not in queued]:
                 left.remove(job)
                 code = _code(folder, numbers[job.name])
@@ -107,13 +110,18 @@ def _submit(jobs: Sequence[Job], at_once: int, options: Mapping[str, str], folde
     return [str(job.job_id) for job in sent]
 
 
-def _queued() -> set[str]:
-    """The numbers of the jobs that wait or run."""
+def _queued(otherwise: set[str] | None = None) -> set[str]:
+    """The numbers of the jobs that wait or run. `otherwise`: those where squeue does not answer, as while Slurm's
+    controller starts again; without it that is a UserError."""
     try:
         done = subprocess.run(["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(f"sweep: --slurm: squeue does not answer: {in_one_line(error)}") from error
-    return set(done.stdout.split())
+        words = " ".join(str(getattr(error, "stderr", None) or error).split())
+        if otherwise is None:
+            raise UserError(f"sweep: --slurm: squeue does not answer: {words}") from error
+        _once("squeue does not answer (%s): it is asked again", words)
+        return otherwise
 
 
 def _code(folder: Path, number: str) -> int:

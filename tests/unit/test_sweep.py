@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +18,13 @@ from safetensors.torch import load_file
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.errors import UserError
 from diffrl.records import checkpoint
 from diffrl.records.history import read_history
 from diffrl.records.lock import FolderLock
 from diffrl.records.tracking import read_metrics
 from diffrl.run.interrupt import Interrupted
+from diffrl.sweep import cluster
 from diffrl.sweep import jobs as jobs_module
 from diffrl.sweep.jobs import Job, run_jobs
 from diffrl.sweep.plan import plan, read_axis, settle
@@ -260,3 +263,32 @@ def test_a_plugin_that_fails_is_told_and_the_summary_says_what_is_missing(
         "0 of 1 runs are done, 1 are not",
     ]
     assert json.loads((out / "sweep.json").read_text())["runs"][0]["state"] == "failed"
+
+
+def test_a_cluster_s_controller_that_starts_again_ends_no_sweep(tmp_path: Path, monkeypatch, caplog) -> None:
+    """squeue answers before the jobs are sent, then twice not at all, then that they run, then that they have ended."""
+    answers = iter(["", None, None, "7_0\n7_1\n", "7_1\n", None, ""])
+
+    def squeue(command: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+        if (answer := next(answers)) is None:
+            raise subprocess.CalledProcessError(1, command, stderr="Unable to contact slurm controller\n")
+        return subprocess.CompletedProcess(command, 0, answer)
+
+    monkeypatch.setattr(cluster, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": squeue}))
+    monkeypatch.setattr(cluster, "LOOK", 0.0)
+    monkeypatch.setattr(cluster, "_submit", lambda jobs, *rest: ["7_0", "7_1"])
+    monkeypatch.setattr(cluster, "_code", lambda folder, number: 0)
+    done: list[str] = []
+    listed = [job(tmp_path, name, "", done=lambda name=name: done.append(name)) for name in ("a", "b")]
+    (tmp_path / "slurm").mkdir()
+    assert cluster.run_on_slurm(listed, 2, {}, tmp_path) == [] and done == ["a", "b"] and not list(answers)
+    assert caplog.text.count("Unable to contact") == 1
+
+
+def test_a_cluster_that_does_not_answer_at_first_is_bad_input(tmp_path: Path, monkeypatch) -> None:
+    program = tmp_path / "squeue"
+    program.write_text("#!/usr/bin/env bash\necho no controller >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match="no controller"):
+        cluster.run_on_slurm([job(tmp_path, "a", "")], 1, {}, tmp_path)
