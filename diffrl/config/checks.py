@@ -254,6 +254,9 @@ def check_plugin(plugin: str) -> None:
     raise UserError(unknown("reward", plugin))
 
 
+DEFINED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
 def check_names_in_file(path: str, name: str) -> None:
     """UserError unless the file is Python with such a class, as far as reading it shows: running it takes torch."""
     try:
@@ -263,7 +266,7 @@ def check_names_in_file(path: str, name: str) -> None:
         raise UserError(f"{path}{line}: not Python: {getattr(error, 'msg', error)}") from None
     known: set[str] = set()
     for node in ast.walk(module):  # also what an `if` or a `try` defines
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, DEFINED):
             known.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             known.add(node.id)
@@ -271,7 +274,7 @@ def check_names_in_file(path: str, name: str) -> None:
             known.add((node.asname or node.name).partition(".")[0])
     if name in known or known & {"*", "__getattr__", "globals"}:
         return
-    things = [node.name for node in module.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    things = [node.name for node in module.body if isinstance(node, DEFINED)]
     has = f"; it has {', '.join(things)}" if things else "; it has no class and no function"
     raise UserError(f'no class or function "{name}" in {path}{nearest(name, things) if things else ""}{has}')
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from diffrl.config import check_plugin
 from diffrl.errors import UserError
 from diffrl.plugins import import_file
 from diffrl.prompts import Prompt
@@ -188,6 +189,7 @@ arrays tensors either Bare bare method static of_class Child Names KeyOnly Later
 @pytest.mark.parametrize("name", ODD.split())
 def test_whatever_can_be_called_is_a_reward(folder: Path, name: str) -> None:
     """From a file, as a config names it, and from Python, where it is that object."""
+    check_plugin(f"written_by_me.py:{name}")  # reads it, and runs nothing
     thing = getattr(import_file(folder / "written_by_me.py", "reward"), name)
     for plugin in (f"written_by_me.py:{name}", register(name, thing)):
         scorer = Scorer({name: load_reward(plugin)})
