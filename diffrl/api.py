@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.config import Config, check_model, check_plugin, dump, load_config
 from diffrl.errors import UserError, nearest
-from diffrl.handed_over import Rewards, entries
 from diffrl.lora_files import find_lora
 from diffrl.prepare import Base, prepare
-from diffrl.prompts import PromptLike
-from diffrl.records.outputs import out_file
+from diffrl.prepare.handed_over import Rewards, entries
 from diffrl.resources import file_of_run
 from diffrl.run.peers import joined
 from diffrl.switches import as_torch_starts
+from diffrl.tools.given_prompts import PromptLike
+from diffrl.tools.outputs import out_file
 
 if TYPE_CHECKING:
     from diffrl.model import Model, load

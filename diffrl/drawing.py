@@ -21,18 +21,20 @@ from diffrl.errors import UserError
 from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import default_features, load_features
 from diffrl.launched import join_processes
-from diffrl.pictures import grid
-from diffrl.policy import Backbone, Policy, load_policy
+from diffrl.policy import Policy, load_policy
+from diffrl.policy.backbone import Backbone
 from diffrl.policy.pipelines import Resolution
-from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
+from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing, write_json, write_text
 from diffrl.records.drawing import recorded
-from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image, slug
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.stats import differences, interval, known, p_value, standard_error
+from diffrl.tools.given_prompts import PromptLike, given_prompts
+from diffrl.tools.pictures import grid
+from diffrl.tools.progress_bar import progress
 from diffrl.version import __version__
 from diffrl.worlds import worlds
 

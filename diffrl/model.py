@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from diffrl.config import check_model, load_config
 from diffrl.errors import UserError
 from diffrl.lora_files import as_list, find_lora, weighted
-from diffrl.prompts import HUB, Prompt, PromptLike, check_source
+from diffrl.prompts import HUB, Prompt, check_source
 from diffrl.resources import file_of_run
 from diffrl.switches import as_torch_starts
+from diffrl.tools.given_prompts import PromptLike
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,6 @@ class Prompt:
     source: str = field(default="", compare=False)
 
 
-PromptLike = str | Mapping[str, Any] | Prompt  # a text, or what a line of a .jsonl file holds
-
-
 def load_prompts(source: Source) -> list[Prompt]:
     """The prompts of a set or a file, in their order, each text once; of several in a table, mixed by their shares, so
     that every beginning of the list has about these shares, while all of them last.
@@ -77,29 +74,6 @@ def load_prompts(source: Source) -> list[Prompt]:
         lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
         log.warning("%s: %d repeated (line %s); each prompt is used once", source, len(repeats), lines)
     return list(prompts)
-
-
-def given_prompts(values: Sequence[PromptLike]) -> list[Prompt]:
-    """The prompts that a program hands over: texts, or {"prompt": text, ...} with metadata; each text once.
-
-    Raises:
-        UserError: with the place in the list, for what is none, or for a text that comes twice.
-    """
-    prompts: dict[str, Prompt] = {}
-    if not isinstance(values, Iterable) or isinstance(values, Mapping | str):
-        raise UserError(f"prompts: expected a list of texts, got a {type(values).__name__}")
-    for number, value in enumerate(values):
-        where = f"prompts[{number}]"
-        if isinstance(value, str | Mapping):
-            value = _prompt_of({"prompt": value} if isinstance(value, str) else dict(value), where)
-        if not isinstance(value, Prompt):
-            raise UserError(f'{where}: expected text or {{"prompt": text, ...}}, got a {type(value).__name__}')
-        if value.text in prompts:
-            raise UserError(f'{where}: "{value.text}" comes twice; a prompt may occur once')
-        prompts[value.text] = value
-    if not prompts:
-        raise UserError("prompts: the list is empty")
-    return list(prompts.values())
 
 
 def _mixed(sources: Mapping[str, float]) -> list[Prompt]:
@@ -208,10 +182,11 @@ def _parse_json(line: str, where: str) -> Prompt:
         raise UserError(f"{where}: not valid JSON ({in_one_line(error, most=80)})") from error
     if not isinstance(entry, dict):
         raise UserError(f'{where}: expected an object like {{"prompt": "a red circle"}}')
-    return _prompt_of(entry, where)
+    return prompt_of(entry, where)
 
 
-def _prompt_of(entry: dict[str, Any], where: str) -> Prompt:
+def prompt_of(entry: dict[str, Any], where: str) -> Prompt:
+    """The prompt of a line's values, of which it takes "prompt"; UserError, beginning with `where`, for none."""
     text = entry.pop("prompt", None)
     if not isinstance(text, str) or not text.strip():
         hint = nearest("prompt", entry) if text is None and entry else ""

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from diffrl.denoising import EVALUATION, Chain, SampledBatch, SampleJob, SamplePlan, Steer, Trajectory, initial_noise
 from diffrl.errors import UserError
-from diffrl.forward import Prediction, Process
+from diffrl.forward import Process
 from diffrl.samplers import check_process, schedule
 from diffrl.sampling import SamplerSpec
 
@@ -36,7 +35,6 @@ __all__ = [
     "collect",
     "generate",
     "initial_noise",
-    "redraw",
     "remake",
 ]
 
@@ -258,27 +256,6 @@ def remake(
     job = _job(policy, spec, seed, epoch, snapshot)
     latents = _sample(job, job.encode([prompt]), [prompt], [member]).latents
     return latents, _decoded(policy, latents)
-
-
-def redraw(policy: Policy, rollout: Rollout, samples: Tensor, cond: Conditioning) -> Tensor:
-    """Local images (b,) of a rollout again, by the adapter in use: latents (b, C, h, w), with gradient.
-
-    It goes through every step. Of each step only its input is kept; the rest is computed again in the backward pass.
-
-    cond: of the b rows. The images are the rollout's up to rounding while the adapter is the one that sampled.
-    """
-    spec, keys = rollout.spec, [rollout.identity(int(i)) for i in samples]
-    job = _Recomputed(policy, spec, rollout.seed, rollout.epoch, None, rollout.schedule.tolist())
-    return job.plan.draw(job, [text for text, _ in keys], [member for _, member in keys], cond).latents
-
-
-class _Recomputed(SampleJob):
-    def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
-        def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            prediction = self.policy.predict(x, t, cond, guidance)
-            return prediction.x0, prediction.eps, prediction.v
-
-        return Prediction(*checkpoint(parts, x, use_reentrant=False, preserve_rng_state=False))
 
 
 def _job(

@@ -11,8 +11,8 @@ from typing import Any
 from diffrl.cli.arguments import at, positive_number, whole_number
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable, write_json
-from diffrl.records.outputs import out_file
 from diffrl.resources import file_of_run
+from diffrl.tools.outputs import out_file
 
 AFTER = "diffrl publish"  # in the list of commands
 

@@ -24,7 +24,9 @@ from torch.amp import GradScaler
 
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
+from diffrl.methods.asking import Answers, Asker
 from diffrl.methods.gardo.penalty import Gardo
+from diffrl.methods.groups import ImageGroup
 from diffrl.methods.votes import HumanFeedback
 from diffrl.objectives.advantages import ScoredBatch
 from diffrl.objectives.gradients import SumOfLosses, penalties
@@ -34,10 +36,8 @@ from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records import checkpoint, history
-from diffrl.records.groups import ImageGroup
 from diffrl.records.tracking import read_metrics
 from diffrl.resources import file_of_run
-from diffrl.rewards.protocol import Answers, Asker
 from diffrl.rollout import Rollout
 from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder

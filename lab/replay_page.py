@@ -10,9 +10,9 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from diffrl.pictures import grid
 from diffrl.records.disk import replacing, write_json, writing
 from diffrl.records.tracking import save_image
+from diffrl.tools.pictures import grid
 
 
 def write(facts: Mapping[str, Any], image: Tensor, group: Tensor, out: Path) -> list[Path]:

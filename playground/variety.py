@@ -70,7 +70,7 @@ def differing(values: Sequence[str]) -> float:
 
 
 class GroupVariety:
-    """The variety of an evaluation's prompts as `diffrl.rewards.protocol.GroupFigures`: "variety" (1: as varied as the
+    """The variety of an evaluation's prompts as `diffrl.rewards.reported.GroupFigures`: "variety" (1: as varied as the
     world, 0: collapse) and "unreadable", the share of free facts that could not be read.
 
     The sums: of the shares, how many those are, readings that failed, readings.

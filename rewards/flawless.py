@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
-from diffrl.pictures import SUFFIXES
 from diffrl.records.disk import replacing
+from diffrl.tools.pictures import SUFFIXES
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.vision import shared_encoder
 

@@ -27,7 +27,7 @@ KINDS = (
 
 
 class ByKind:
-    """The share of facts that are right by their kind, as `diffrl.rewards.protocol.Breakdown`."""
+    """The share of facts that are right by their kind, as `diffrl.rewards.reported.Breakdown`."""
 
     names = (*KINDS, "word")
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.pictures import SUFFIXES, to_rgb
 from diffrl.rewards.learning import Learner
 from diffrl.rewards.protocol import RewardError
+from diffrl.tools.pictures import SUFFIXES, to_rgb
 
 KEY = "reference"
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.methods import ballots
-from diffrl.records.groups import ImageGroup
+from diffrl.methods.asking import Answers
+from diffrl.methods.groups import ImageGroup
 from diffrl.reward_tools.bradley_terry import NORMAL, bradley_terry, wins_of
-from diffrl.rewards.protocol import Answers, RewardError
+from diffrl.rewards.protocol import RewardError
 from diffrl_zoo.cards import card_of
 
 LONGEST = 3600.0  # seconds: the other processes wait for their peer that long

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diffrl.records.sharded_jsonl import ShardedJsonl
+from diffrl.tools.sharded_jsonl import ShardedJsonl
 
 
 @contextmanager

@@ -26,7 +26,7 @@ _SERVER.set_forkserver_preload(  # what a small run imports, which took longer i
         "diffrl.run.train",
         MARK,
         "diffrl.run.preflight",
-        "diffrl.policy.sd3",
+        "diffrl.families.sd3",
         "diffrl.policy.files",
         "diffrl.methods.nft.objective",
         "diffrl.report.hook",

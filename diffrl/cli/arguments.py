@@ -135,7 +135,7 @@ def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keys of a `Drawing` that these arguments give, checked."""
     from diffrl.config import check_model
     from diffrl.lora_files import find_lora, weighted
-    from diffrl.prompts import given_prompts
+    from diffrl.tools.given_prompts import given_prompts
 
     given = {name: value for name, value in vars(arguments).items() if name in DRAWN}
     at("--model" if arguments.parser.prog.endswith("bench") else "MODEL", check_model, arguments.model)

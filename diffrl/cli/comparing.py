@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from diffrl.cli.arguments import configs_of, need
 from diffrl.errors import UserError, nearest, say
 from diffrl.records.disk import check_writable
-from diffrl.records.outputs import out_file
 from diffrl.resources import file_of_run
+from diffrl.tools.outputs import out_file
 
 if TYPE_CHECKING:
     from diffrl.sweep.plan import Member

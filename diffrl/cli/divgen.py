@@ -10,7 +10,7 @@ from typing import Any
 from diffrl.cli.arguments import drawing_of, settled
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
-from diffrl.records.outputs import out_file
+from diffrl.tools.outputs import out_file
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors
 DIMENSIONS = ("id", "style", "layout", "tonal")
@@ -136,7 +136,7 @@ def reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.extractors import check_extractor, defaults_of, load_extractor
     from diffrl.divgen.folders import read_folder
     from diffrl.divgen.reference import RENDERINGS, build_reference, drawn_reference
-    from diffrl.records.progress_bar import progress
+    from diffrl.tools.progress_bar import progress
     from diffrl.worlds import worlds
 
     world = worlds().get(arguments.folder)

@@ -8,7 +8,7 @@ import os
 from diffrl.cli.arguments import drawing_of, named_rewards, only_parameters, plugins_of, rewards_of, settled
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable
-from diffrl.records.outputs import out_file
+from diffrl.tools.outputs import out_file
 
 
 def draw_images(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -41,7 +41,7 @@ def write_objective(name: str, folder: Path) -> list[Path]:
     DiskError, which leaves no file."""
     from diffrl.config.door import is_method
     from diffrl.config.schema import INSIDE
-    from diffrl.records.outputs import write_new
+    from diffrl.tools.outputs import write_new
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f'init: --objective: "{name}": small letters, digits and "_", beginning with a letter')

@@ -101,7 +101,7 @@ def _init_objective(arguments: argparse.Namespace) -> int:
 
 def print_keys(words: Sequence[str]) -> int:
     """What --help-config asks for."""
-    from diffrl.config.help import help_config
+    from diffrl.cli.config_help import help_config
 
     print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), *help_words(words)))
     return 0
@@ -114,6 +114,7 @@ def help_words(words: Sequence[str]) -> tuple[list[str], Collection[str] | None]
     config that is none.
     """
     from diffrl.config.load import find_config
+    from diffrl.config.overrides import override
     from diffrl.config.schema import method_of
     from diffrl.config.source import read
 
@@ -123,5 +124,5 @@ def help_words(words: Sequence[str]) -> tuple[list[str], Collection[str] | None]
         return list(words), None if words else [method_of({})]
     source = read(find_config(words[0]))
     for text in (word for word in words if "=" in word):
-        source.override(text)
+        override(source, text)
     return [word for word in words[1:] if "=" not in word], method_of(source.data).split("+")

@@ -10,7 +10,7 @@ from typing import Any
 
 from diffrl.cli.arguments import at, named_rewards, need, only_parameters, print_list, rewards_of
 from diffrl.errors import UserError, nearest
-from diffrl.records.outputs import out_file
+from diffrl.tools.outputs import out_file
 
 
 def score_pictures(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -9,7 +9,7 @@ from diffrl.cli.arguments import at, check_push
 from diffrl.cli.interrupted import loading, resumable
 from diffrl.errors import UserError
 from diffrl.lora_files import weighted
-from diffrl.records.outputs import out_file
+from diffrl.tools.outputs import out_file
 
 
 def demo(arguments: argparse.Namespace, rest: list[str]) -> int:

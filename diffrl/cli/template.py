@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from diffrl.cli.config_help import default_of
 from diffrl.config import door
 from diffrl.config.base import Method
-from diffrl.config.help import default_of
 from diffrl.config.presets import preset
 from diffrl.config.schema import Config, config_class, section_type
 from diffrl.errors import UserError, nearest

@@ -13,7 +13,7 @@ from diffrl.config.schema import Config
 if TYPE_CHECKING:
     from diffrl.config.checks import check_model, check_plugin
     from diffrl.config.load import dump, find_config, load_config, make_config
-    from diffrl.config.source import read_parameters
+    from diffrl.config.overrides import read_parameters
 
 __all__ = [
     "Config",
@@ -30,5 +30,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    home = "checks" if name.startswith("check_") else "source" if name == "read_parameters" else "load"
+    home = "checks" if name.startswith("check_") else "overrides" if name == "read_parameters" else "load"
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
 from pathlib import Path
 
 from diffrl.config.base import Problem
-from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes, check_spatial
+from diffrl.config.reward import Reward, Watched
 from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import here
@@ -192,10 +191,10 @@ def check_rewards(config: Config) -> None:
     for table in ("rewards", "watch"):
         for name, reward in getattr(config, table).items():
             _check_reward(f"{table}.{name}", name, reward)
-    check_shapes(config.rewards, config.watch)
-    check_asking(config.rewards, config.watch, config)
-    check_batchwise(config.rewards, config.watch, config)
-    check_spatial(config.rewards, config)
+    if any(_is_more_than_scores(name, entry) for name, entry in {**config.watch, **config.rewards}.items()):
+        from diffrl.config.reward_checks import check_together
+
+        check_together(config)
     if config.method.decodes:
         for name, reward in config.rewards.items():
             why = f'objective "{config.method.name}" back-propagates through the reward itself'
@@ -204,6 +203,14 @@ def check_rewards(config: Config) -> None:
         for name, (why, options) in getattr(config, method.name).plain(config).items():
             if name in config.rewards:
                 _check_plain(f"rewards.{name}", config.rewards[name], why, options)
+
+
+def _is_more_than_scores(name: str, entry: Watched) -> bool:
+    """Does it say more of an image than one score, which is optimised as it is?"""
+    from diffrl.rewards.registry import declares
+
+    more = any(declares(entry.plugin or name, ability) for ability in ("asks", "batchwise"))
+    return more or bool(entry.shape.steps()) or getattr(entry, "spatial", False)
 
 
 def _check_reward(key: str, name: str, reward: Watched) -> None:
@@ -249,34 +256,11 @@ def check_plugin(plugin: str) -> None:
             folder = Path(path).parent
             files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
             raise UserError(f'no file "{path}"{nearest(Path(path).name, files)}')
+        from diffrl.config.in_file import check_names_in_file
+
         check_names_in_file(path, name)
         return
     raise UserError(unknown("reward", plugin))
-
-
-DEFINED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def check_names_in_file(path: str, name: str) -> None:
-    """UserError unless the file is Python with such a class, as far as reading it shows: running it takes torch."""
-    try:
-        module = ast.parse(Path(path).read_bytes())
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise UserError(f"{path}{line}: not Python: {getattr(error, 'msg', error)}") from None
-    known: set[str] = set()
-    for node in ast.walk(module):  # also what an `if` or a `try` defines
-        if isinstance(node, DEFINED):
-            known.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            known.add(node.id)
-        elif isinstance(node, ast.alias):
-            known.add((node.asname or node.name).partition(".")[0])
-    if name in known or known & {"*", "__getattr__", "globals"}:
-        return
-    things = [node.name for node in module.body if isinstance(node, DEFINED)]
-    has = f"; it has {', '.join(things)}" if things else "; it has no class and no function"
-    raise UserError(f'no class or function "{name}" in {path}{nearest(name, things) if things else ""}{has}')
 
 
 def check_geometry(config: Config, world: int) -> None:

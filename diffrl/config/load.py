@@ -32,8 +32,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), world: int | No
     file = find_config(path)
     source = read(file)
     _fill(source.data)
-    for text in overrides:
-        source.override(text)
+    _override(source, overrides)
     return _checked(source, f"runs/{file.stem}", world)
 
 
@@ -54,20 +53,33 @@ def make_config(
         data = base.resolved() if isinstance(base, Config) else {}
         source, folder = Source("config", data, outside=outside), "runs/run"
         if isinstance(base, Mapping):
-            source.merge(base)
+            _merge(source, base)
     else:
         file = find_config(base)
         source, folder = read(file), f"runs/{file.stem}"
     source.outside = outside
     _fill(source.data)
-    for text in overrides:
-        source.override(text)
+    _override(source, overrides)
     values = values or {}
-    source.merge(values)
+    _merge(source, values)
     if "watch" not in values and isinstance(watched := source.data.get("watch"), dict):
         for name in values.get("rewards") or ():
             watched.pop(name, None)
     return _checked(source, folder, world)
+
+
+def _override(source: Source, words: Iterable[str]) -> None:
+    for text in words:
+        from diffrl.config.overrides import override
+
+        override(source, text)
+
+
+def _merge(source: Source, values: Mapping[str, Any]) -> None:
+    if values:
+        from diffrl.config.overrides import merge
+
+        merge(source, values)
 
 
 def _checked(source: Source, folder: str, world: int | None) -> Config:

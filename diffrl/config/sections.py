@@ -80,14 +80,14 @@ class Lora(Section):
 
     def check(self, config: Any) -> None:
         if self.start is not None or self.merge or self.kind != "lora":
-            from diffrl.config.loras import check_given
+            from diffrl.config.given_loras import check_given
 
             check_given(config)
 
     def contents(self, config: Any) -> Mapping[str, Path | str]:
         if self.start is None and not self.merge:
             return {}
-        from diffrl.config.loras import files_of
+        from diffrl.config.given_loras import files_of
 
         return files_of(self)
 

@@ -1,23 +1,21 @@
-"""A config's text: YAML with line numbers, and the command line's `section.key=value` on top.
+"""A config's text: YAML with line numbers.
 
 Scalars follow YAML 1.2: 1e-4 is a number, and `no` and `on` are words. Keys may not repeat. A section left empty in a
-file has its defaults; an override to null takes a section or a reward out.
+file has its defaults.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from diffrl.config import door
-from diffrl.config.schema import TABLES, is_section, is_table
-from diffrl.errors import UserError, nearest, read_text
+from diffrl.config.schema import is_section
+from diffrl.errors import UserError, read_text
 
 _PREFIX = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
@@ -78,76 +76,6 @@ class Source:
             if any(part == other[: len(part)] for other in self.overridden):  # a section that an override began
                 return self.outside
         return self.name
-
-    def override(self, text: str) -> None:
-        """Apply one `section.key=value`; the value is read as YAML."""
-        if not isinstance(text, str):
-            raise UserError(f'{self.outside}: expected text such as "rollout.groups=16", got a {type(text).__name__}')
-        dotted, equals, raw = text.partition("=")
-        shown = text if len(text) <= 80 else text[:77] + "..."
-        path = tuple(dotted.strip().split("."))
-        if not equals or not all(path):
-            raise UserError(f'{self.outside}: "{shown}": write section.key=value, for example rollout.groups=16')
-        if not raw.strip():
-            raise UserError(
-                f'{self.outside}: "{shown}": no value; null takes a section or reward out, "" is empty text'
-            )
-        value = parse(raw, lambda _: f'{self.outside}: "{shown}"').data
-        section = self.data
-        for depth, name in enumerate(path[:-1], start=1):
-            section = section.setdefault(name, {})
-            if not isinstance(section, dict):
-                raise UserError(f'{self.outside}: "{shown}": {".".join(path[:depth])[:60]} is a value, not a section')
-        if value is None and is_section(path):
-            if path[-1] not in section and is_table(path[:-1]):
-                hint = nearest(path[-1], section)
-                raise UserError(f'{self.outside}: "{shown}": there is no {dotted[:60]} to take out{hint}')
-            section.pop(path[-1], None)
-        else:
-            self._switch(path, value)
-            section[path[-1]] = value
-            if isinstance(value, dict):
-                _fill(value, path)
-        self.overridden.add(path)
-
-    def merge(self, values: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
-        """Put a program's values on top: sections key by key, a table of rewards as a whole, None takes out."""
-        section = self.data
-        for name in path:
-            section = section.setdefault(name, {})
-        for name, value in values.items():
-            here = (*path, str(name))
-            if value is None and is_section(here):
-                section.pop(name, None)
-            elif isinstance(value, Mapping) and is_section(here) and here[0] not in TABLES:
-                section.setdefault(name, {})
-                self.merge(value, here)
-            else:
-                self._switch(here, value)
-                try:
-                    section[name] = _plain(value)
-                except RecursionError:
-                    text = "nested too deeply, or a list or table that holds itself"
-                    raise UserError(f"{self.outside}: {'.'.join(here)}: {text}") from None
-            self.overridden.add(here)
-
-    def _switch(self, path: tuple[str, ...], value: Any) -> None:
-        """Another objective on top of a file's takes the section of the file's own one out: it would have no effect."""
-        old = self.data.get("objective", "nft")
-        ours = any(other[0] == old for other in self.overridden)
-        if path == ("objective",) and door.is_method(old) and old != value and not ours:
-            self.data.pop(old, None)
-
-
-def _plain(value: Any) -> Any:
-    """Paths as text; tables and lists as dicts and lists; NumPy's and torch's numbers and arrays as Python's."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if callable(to_list := getattr(value, "tolist", None)):
-        return to_list()
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return {str(key): _plain(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 @dataclass
@@ -224,26 +152,15 @@ def read(path: Path) -> Source:
     data = {} if parsed.data is None else parsed.data
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected sections and keys such as `epochs: 40`")
-    _fill(data, ())
+    fill(data, ())
     return Source(str(path), data, parsed.lines)
 
 
-def _fill(data: dict[str, Any], path: tuple[str, ...]) -> None:
+def fill(data: dict[str, Any], path: tuple[str, ...]) -> None:
     """Empty sections become {}: their defaults."""
     for name, value in data.items():
         here = (*path, name)
         if value is None and is_section(here):
             data[name] = {}
         elif isinstance(value, dict):
-            _fill(value, here)
-
-
-def read_parameters(words: Iterable[str]) -> dict[str, Any]:
-    """`name=value` words with YAML values, as a dict; raises UserError for words of another form."""
-    values: dict[str, Any] = {}
-    for word in words:
-        name, equals, raw = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError(f'"{word}": write parameter=value')
-        values[name] = parse(raw, lambda _, word=word: f'"{word}"').data  # type: ignore[misc]
-    return values
+            fill(value, here)

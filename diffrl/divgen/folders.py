@@ -28,8 +28,8 @@ from diffrl.divgen.listings import ROWS, from_hub, is_hub, lists_below, lists_in
 from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.errors import UserError, nearest, read_text
-from diffrl.pictures import SUFFIXES
 from diffrl.prompts import Prompt
+from diffrl.tools.pictures import SUFFIXES
 
 OURS = ("scores.json", "job.json", "features.sqlite")
 SOURCES = ("manifest", "metadata", "sidecars", "prompts", "names", "folders", "none")

@@ -14,8 +14,8 @@ from PIL import Image
 from diffrl.divgen.extractors import Extractor, Found
 from diffrl.divgen.metrics import tone_of
 from diffrl.errors import UserError, in_one_line
-from diffrl.pictures import MOST_PIXELS, to_rgb
 from diffrl.prompts import Prompt
+from diffrl.tools.pictures import MOST_PIXELS, to_rgb
 
 MANIFEST = "manifest.jsonl"
 MANIFESTS = (MANIFEST, "images.jsonl")  # the second is what `diffrl sample` writes

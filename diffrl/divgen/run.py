@@ -23,9 +23,9 @@ from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_text
-from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rollout import SamplerSpec, generate
+from diffrl.tools.progress_bar import progress
 from diffrl.version import __version__
 
 

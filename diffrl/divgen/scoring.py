@@ -16,7 +16,7 @@ from diffrl.divgen.reference import RENDERINGS, Reference, drawn_reference, load
 from diffrl.divgen.score import FILE, Scores, score
 from diffrl.divgen.store import identity, kept, look
 from diffrl.errors import UserError, foreign
-from diffrl.records.progress_bar import progress
+from diffrl.tools.progress_bar import progress
 from diffrl.version import __version__
 from diffrl.worlds import worlds
 

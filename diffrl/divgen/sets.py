@@ -13,7 +13,7 @@ from diffrl.divgen.folders import OURS, natural
 from diffrl.divgen.listings import LISTS, SPLITS, entries, is_hub, show
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.errors import UserError
-from diffrl.pictures import SUFFIXES
+from diffrl.tools.pictures import SUFFIXES
 
 MOST = 30  # sets of one page
 _MODEL, _FOLDER = ("model", "name", "set"), ("folder", "path", "dir", "directory")

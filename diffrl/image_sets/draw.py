@@ -23,12 +23,12 @@ from diffrl.launched import join_processes
 from diffrl.plugins import short_name
 from diffrl.policy.conditioning import Conditioning
 from diffrl.prompts import Prompt
-from diffrl.records.progress_bar import progress
-from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import save_image
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
 from diffrl.rollout import generate
+from diffrl.tools.progress_bar import progress
+from diffrl.tools.sharded_jsonl import ShardedJsonl
 from diffrl.version import __version__
 
 ROWS = "images.jsonl"

@@ -22,9 +22,9 @@ from torch import Tensor
 from diffrl.errors import UserError, in_one_line
 from diffrl.image_sets.layouts import Group, Picture
 from diffrl.image_sets.reading import open_parquet
-from diffrl.pictures import to_rgb
 from diffrl.policy import Policy
 from diffrl.records.disk import writing
+from diffrl.tools.pictures import to_rgb
 
 FOLDER = ".latents"  # in the set's own, unless another is named
 

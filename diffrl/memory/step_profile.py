@@ -17,7 +17,6 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.forward import Prediction
 from diffrl.memory.buffers import Alive
-from diffrl.memory.repeats import repeated
 from diffrl.objectives.objective import Objective
 from diffrl.policy import PRECISIONS, Conditioning, Policy
 from diffrl.policy.base import decoded_at_once
@@ -57,10 +56,7 @@ class StepProfile:
         backbone = self.backbone
         parts = (backbone.network, backbone.vae)
         there = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
-        with (
-            Alive([*there, *kept]) as alive,
-            repeated(backbone.network, alive),
-        ):
+        with Alive([*there, *kept]) as alive:
             phase(alive)
         for parameter in backbone.network.parameters():
             parameter.grad = None

@@ -1,6 +1,6 @@
 """People's votes on a run's groups, on the disk: what is asked, what was answered, and what of that was trained on.
 
-    RUN_DIR/votes/epoch-NNNN/groups.json   what is asked (`diffrl.records.groups`), with `until`: seconds since 1970
+    RUN_DIR/votes/epoch-NNNN/groups.json   what is asked (`diffrl.methods.groups`), with `until`: seconds since 1970
     RUN_DIR/votes/epoch-NNNN/enough        a person has said that the run may go on
     RUN_DIR/votes/epoch-NNNN/closed.json   written once: the run goes on; the votes that count, and their scores
     RUN_DIR/votes/votes.jsonl              every vote, one line each, of the layout that image sets have
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffrl.methods.groups import INDEX, ImageGroup, Listed, epochs_of, read_groups, read_json, write_groups
 from diffrl.records.disk import DiskError, inside, write_text, writing
-from diffrl.records.groups import INDEX, ImageGroup, Listed, epochs_of, read_groups, read_json, write_groups
 
 FOLDER, FILE, CLOSED, ENOUGH = "votes", "votes.jsonl", "closed.json", "enough"
 MOST = 1000  # votes on a group

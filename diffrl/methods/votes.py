@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from diffrl.methods.asking import Answers, Asker
+from diffrl.methods.groups import FOLDER, ImageGroup, keep_newest, write_groups
 from diffrl.objectives.advantages import ScoredBatch
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import MixedStream, Prompt, PromptStream
-from diffrl.records.groups import FOLDER, ImageGroup, keep_newest, write_groups
-from diffrl.rewards.protocol import Answers, Asker
 from diffrl.rollout import Rollout
 from diffrl.run.build import Build
 from diffrl.run.hooks import RunHook

@@ -38,10 +38,11 @@ m scalars per row; latents (b, C, h, w).
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -50,16 +51,19 @@ from diffrl.config import Config
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
 from diffrl.config.sections import Rollout as Drawn
-from diffrl.denoising import SamplePlan
 from diffrl.objectives.advantages import AdvantageRule, AdvantageTransform, ScoredBatch
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.penalty import Penalty
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.rows import Rows
 from diffrl.objectives.running_stats import RunningMeans
 from diffrl.policy import Policy
 from diffrl.rewards.protocol import Reward
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
+
+if TYPE_CHECKING:
+    from diffrl.objectives.credit import Credit
+    from diffrl.objectives.noising import Noising
 
 
 @dataclass(frozen=True)
@@ -91,29 +95,6 @@ class Cost:
     waiting: bool = False
     guided: Sequence[tuple[float, float]] = ()
     loras: int = 0
-
-
-class Credit(Protocol):
-    """Credit over the steps: which plan a rollout follows, and (N, T, columns) advantages of the scored views.
-
-    It is a part of GRPO; see `diffrl.methods.dense.credit`, `branches` and `tree`.
-    """
-
-    selects: bool  # are rows left out?
-
-    def share(self, group: int) -> float:
-        """The share of the rows that is trained."""
-
-    def plan(self, spec: SamplerSpec) -> SamplePlan: ...
-
-    def rows_per_sample(self, rollout: Rollout) -> int:
-        """T."""
-
-    def advantages(self, rule: AdvantageRule, scored: ScoredBatch) -> Tensor:
-        """(N, T, columns)."""
-
-    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
-        """The (local sample, row number) pairs that are trained of these samples, advantages (n, T, columns)."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +141,21 @@ class Objective(ABC):
         self.transforms: list[AdvantageTransform] = []  # of advantages, once they are made
         # The first holds to the reference, and may be gated; what follows stays as it is.
         self.penalties: list[Penalty] = [Penalty(self, beta)]
-        self.noising = noising or Noising()
+        if noising is not None:
+            self.noising = noising
         self.decays = dict(decays or {})
         self.snapshots: tuple[str, ...] = tuple(self.decays)
         # Is theta still what it is compared with: "old", or the LoRA that sampled? All LoRAs start equal.
         self.on_policy = True
         self.means = RunningMeans()
         self.known: Tensor | None = None  # (N, columns) bool of the epoch: where a reward applies
+
+    @functools.cached_property
+    def noising(self) -> Noising:
+        """The default; a method whose rows are its rollout's own steps has none."""
+        from diffrl.objectives.noising import Noising
+
+        return Noising()
 
     @property
     def penalty(self) -> Penalty:

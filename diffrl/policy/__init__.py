@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import LOADING
-from diffrl.policy.base import Backbone, Policy
+from diffrl.policy.base import Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
@@ -19,9 +19,11 @@ from diffrl.policy.registry import families, find_family
 from diffrl.switches import leave_cudnn_attention
 from diffrl.worlds import owner
 
+if TYPE_CHECKING:
+    from diffrl.policy.backbone import Backbone
+
 __all__ = [
     "PRECISIONS",
-    "Backbone",
     "Conditioning",
     "LoraSpec",
     "Policy",

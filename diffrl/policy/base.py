@@ -6,17 +6,17 @@ conditioning of B rows: see `diffrl.policy.conditioning`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from torch import Tensor, nn
 
-from diffrl.forward import Prediction, Process
+from diffrl.forward import Prediction
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.cpu_workarounds import Fp32Attention
 from diffrl.policy.lora import PARTS, TRAINED, Adapters, LoraSpec
@@ -24,79 +24,12 @@ from diffrl.policy.text_cache import Texts
 from diffrl.records.disk import replacing
 
 if TYPE_CHECKING:
+    from diffrl.policy.backbone import Backbone
     from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep
     from diffrl.worlds import World
 
 # One decoding chunk: 2 images of 1024 x 1024, 8 of 512 x 512, at most 16 (more leave a CPU's caches: 1.7 times slower).
 CHUNK_PIXELS, CHUNK_IMAGES = 1 << 21, 16
-
-
-class Backbone(Protocol):
-    """What differs from one family of pipelines to the next, see `diffrl.policy.family`. `Policy` does the rest."""
-
-    targets: tuple[str, ...]  # names of the attention projections, the default of lora.targets
-    dead_targets: tuple[str, ...]  # full names among them whose output the network never uses
-    folded: tuple[str, ...]  # how names of layers begin that see a row for each token of the text, sample by sample
-    classifier_free: bool  # guidance needs a second row with the empty prompt; else `forward` hands it to the network
-    empty: str | None  # the text of that row; None: `encode(None)` says how it is encoded
-    pipe: Any  # the diffusers pipeline, on the CPU
-    network: nn.Module  # the denoiser that carries the LoRA
-    vae: Any  # the autoencoder
-    text_encoders: list[nn.Module]
-    process: Process
-    latent_shape: tuple[int, int, int]  # (C, h, w)
-    scale: int  # pixels per side of one latent
-    counted: bool  # can `diffrl doctor` count it, inside of `counting`?
-    own_lengths: bool  # is a prompt's text as long as itself? Else all are padded to one length
-    max_length: int  # tokens that are read of a prompt
-    solver: str  # the plain pipeline's, in diffrl's names
-    plain_call: Mapping[str, Any]  # what a plain `pipe(...)` must be told to give the same picture
-
-    @property
-    def text_shape(self) -> tuple[int, int, int]:
-        """Of one prompt's conditioning: tokens (the most), their width, the pooled embedding's width."""
-
-    def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
-        """One prompt, without padding where the network takes a mask."""
-
-    def blank(self, rows: int, dtype: torch.dtype) -> Conditioning:
-        """A conditioning of the largest shape, with nothing in it."""
-
-    def counting(self) -> AbstractContextManager[None]:
-        """Inside, the network runs on tensors without values, but for masks and positions."""
-
-    def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
-        """The network's own output for the rows, of its own kind (velocity, as d x_t / dt, or noise) and type."""
-
-    def guide(self, positive: Tensor, negative: Tensor, guidance: float, t: Tensor) -> Tensor:
-        """The guided output from those with the prompt and with the empty one, fp32; guidance 1 is `positive`."""
-
-    def prediction(self, x_t: Tensor, t: Tensor, output: Tensor) -> Prediction:
-        """All three forms from the network's output; everything fp32."""
-
-    def timesteps(self, steps: int) -> Tensor:
-        """(steps + 1,) noise levels of the pipeline's own scheduler, last 0."""
-
-    def to_vae(self, latents: Tensor) -> Tensor:
-        """What the autoencoder decodes, from latents (B, C, h, w)."""
-
-    def from_vae(self, decoded: Tensor) -> Tensor:
-        """Images (B, 3, H, W) in [-1, 1], from what the autoencoder returns."""
-
-    def to_encoder(self, images: Tensor) -> Tensor:
-        """What the autoencoder encodes, from images (B, 3, H, W) in [-1, 1]."""
-
-    def from_encoder(self, encoded: Tensor) -> Tensor:
-        """Latents (B, C, h, w), from what the autoencoder returns: the inverse of `to_vae`."""
-
-    def plain_arguments(self, prompts: Sequence[str], latents: Tensor, guidance: float) -> dict[str, Any]:
-        """Arguments with which a plain `pipe(...)` makes the same pictures from the same noise."""
-
-    def prepare_plain(self, pipe: Any) -> None:
-        """What must be set on a plain pipeline, beside its arguments, for pictures of this size."""
-
-    def save_lora(self, directory: Path, file: str, state: dict[str, Tensor], metadata: dict[str, object]) -> None:
-        """Write `directory/file` through the pipeline's own `save_lora_weights`."""
 
 
 def decoded_at_once(height: int, width: int, scale: int) -> int:

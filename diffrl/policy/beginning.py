@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diffrl.policy.base import Backbone, Policy
+from diffrl.policy.backbone import Backbone
+from diffrl.policy.base import Policy
 from diffrl.policy.lora import TRAINED, LoraSpec
 from diffrl.policy.merging import fitted
 from diffrl.policy.reading import dress, read_lora, undressed

@@ -11,20 +11,20 @@ from diffrl.errors import UserError, nearest
 from diffrl.plugins import installed, load, load_value
 
 SHIPPED = {
-    "StableDiffusion3Pipeline": "diffrl.policy.sd3:SD3",
-    "FluxPipeline": "diffrl.policy.flux:Flux",
-    "StableDiffusionPipeline": "diffrl.policy.unet:StableDiffusion",
-    "StableDiffusionXLPipeline": "diffrl.policy.unet:StableDiffusion",
-    "QwenImagePipeline": "diffrl.policy.qwen_image:QwenImage",
-    "ZImagePipeline": "diffrl.policy.z_image:ZImage",
-    "Flux2KleinPipeline": "diffrl.policy.flux2:Flux2",
-    "Flux2Pipeline": "diffrl.policy.flux2:Flux2",
-    "Krea2Pipeline": "diffrl.policy.krea2:Krea2",
-    "QwenImage21Pipeline": "diffrl.policy.qwen_image21:QwenImage21",
-    "SanaPipeline": "diffrl.policy.sana:Sana",
-    "ChromaPipeline": "diffrl.policy.chroma:Chroma",
-    "Lumina2Pipeline": "diffrl.policy.lumina2:Lumina2",
-    "HiDreamImagePipeline": "diffrl.policy.hidream:HiDream",
+    "StableDiffusion3Pipeline": "diffrl.families.sd3:SD3",
+    "FluxPipeline": "diffrl.families.flux:Flux",
+    "StableDiffusionPipeline": "diffrl.families.unet:StableDiffusion",
+    "StableDiffusionXLPipeline": "diffrl.families.unet:StableDiffusion",
+    "QwenImagePipeline": "diffrl.families.qwen_image:QwenImage",
+    "ZImagePipeline": "diffrl.families.z_image:ZImage",
+    "Flux2KleinPipeline": "diffrl.families.flux2:Flux2",
+    "Flux2Pipeline": "diffrl.families.flux2:Flux2",
+    "Krea2Pipeline": "diffrl.families.krea2:Krea2",
+    "QwenImage21Pipeline": "diffrl.families.qwen_image21:QwenImage21",
+    "SanaPipeline": "diffrl.families.sana:Sana",
+    "ChromaPipeline": "diffrl.families.chroma:Chroma",
+    "Lumina2Pipeline": "diffrl.families.lumina2:Lumina2",
+    "HiDreamImagePipeline": "diffrl.families.hidream:HiDream",
 }
 # What a class must have of its own: the other parts of `Backbone` have defaults in `diffrl.policy.family`.
 NEEDED = ("load", "encode", "forward", "prediction", "guide", "timesteps", "to_vae", "from_vae", "save_lora", "blank")

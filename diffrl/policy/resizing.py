@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from diffrl.errors import UserError
-from diffrl.policy.base import Backbone, Policy
+from diffrl.policy.backbone import Backbone
+from diffrl.policy.base import Policy
 from diffrl.policy.pipelines import Resolution
 
 

@@ -10,8 +10,8 @@ from string import Template
 from diffrl.errors import UserError
 from diffrl.plugins import GROUPS
 from diffrl.records.disk import check_writable
-from diffrl.records.outputs import write_new
 from diffrl.rewards.registry import available
+from diffrl.tools.outputs import write_new
 
 
 def write_plugin(name: str, folder: Path) -> Path:

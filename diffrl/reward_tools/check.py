@@ -27,8 +27,9 @@ from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.columns import Column
 from diffrl.rewards.figures import Breakdowns
-from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
+from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward
+from diffrl.rewards.reported import GroupFigures
 
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4

@@ -27,7 +27,6 @@ from diffrl.errors import UserError
 from diffrl.image_sets.latents import Pictures
 from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import read_set
-from diffrl.records.progress_bar import progress
 from diffrl.reward_tools.bradley_terry import compared
 from diffrl.reward_tools.head import Head, features, save_head
 from diffrl.rewards.fingerprint import embedder, fingerprint
@@ -35,6 +34,7 @@ from diffrl.rewards.protocol import Embedder, ability
 from diffrl.rewards.registry import load_reward
 from diffrl.seeds import seed_of
 from diffrl.stats import wilson
+from diffrl.tools.progress_bar import progress
 
 LAMBDAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 PARTS, LEAST = 5, 20  # of cross-validation; prompts

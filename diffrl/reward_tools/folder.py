@@ -16,10 +16,10 @@ from diffrl.image_sets.reading import SCORED
 from diffrl.plugins import short_name
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
-from diffrl.records.progress_bar import progress
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.stats import interval, known
+from diffrl.tools.progress_bar import progress
 
 AT_ONCE = 32  # pictures in one call, but for rewards that compare a prompt's
 

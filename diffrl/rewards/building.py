@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 
 from diffrl.errors import UserError
-from diffrl.rewards.columns import Column, check_one
 from diffrl.rewards.protocol import Reward, ability, find_offloaded
 from diffrl.rewards.registry import load_reward, takes
 
@@ -73,13 +72,21 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
                     cached[cache] = Cached(reward, entry.cache, identity)
                 reward = cached[cache]
             if column is not None:
+                from diffrl.rewards.columns import Column
+
                 reward = Column(reward, column)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
-        check_one(name, reward)
+        _check_one(name, reward)
         rewards[name] = reward
     _check_shared(entries, rewards)
     return rewards
+
+
+def _check_one(name: str, reward: Reward) -> None:
+    """UserError for a reward of several columns of which none is chosen."""
+    if names := ability(reward, "columns"):
+        raise UserError(f'{name}: the reward "{reward.name}" has the columns {", ".join(names)}; choose one: column')
 
 
 def _place(reward: Reward) -> str:

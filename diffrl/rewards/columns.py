@@ -39,9 +39,3 @@ class Column(Wrapper):
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
         """(B,) of images (B, 3, H, W) in [0, 1]; NaN where the column does not apply."""
         return self.reward(images, prompts, metadata)[:, self.index]
-
-
-def check_one(name: str, reward: Reward) -> None:
-    """UserError for a reward of several columns of which none is chosen."""
-    if names := ability(reward, "columns"):
-        raise UserError(f'{name}: the reward "{reward.name}" has the columns {", ".join(names)}; choose one: column')

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.rewards.order import STEPS, Steps, in_order
+from diffrl.rewards.order import Steps, in_order
 
 
 class ScoreTransform:
@@ -34,35 +34,10 @@ class ScoreTransform:
         """(N, returned) of the scores (N, K) of all images of an epoch and their group ids (N,) int64."""
         columns = dict(zip(self.names, scores.unbind(dim=1), strict=True))
         for name in self.order:
-            columns[name] = self._compose(name, columns, groups)
+            from diffrl.rewards.steps import applied
+
+            columns[name] = applied(name, self.steps[name], columns, groups, self.references)
         return torch.stack([columns[name] for name in self.names[: self.returned]], dim=1)
-
-    def _compose(self, name: str, columns: Mapping[str, Tensor], groups: Tensor) -> Tensor:
-        from diffrl.rewards.steps import bound, clip, confidence, modulate
-
-        column = columns[name]
-        for step in STEPS:
-            if step not in self.steps[name]:
-                continue
-            arguments = dict(self.steps[name][step])
-            if step == "clip":
-                column = clip(column, **arguments)
-            elif step == "bound":
-                column = bound(column, self._reference(name, column, **arguments), arguments.get("scale", 1.0))
-            elif step == "modulate":
-                column = modulate(column, columns[arguments.pop("by")], **arguments)
-            else:
-                column = confidence(column, columns[arguments["by"]], groups)
-        return column
-
-    def _reference(self, name: str, column: Tensor, at: float | None = None, scale: float = 1.0) -> float:
-        """`at`, or the mean of the first epoch that has a score: the run starts from the base model."""
-        if at is not None:
-            return at
-        known = column[~column.isnan()]
-        if name not in self.references and len(known):
-            self.references[name] = float(known.double().mean())
-        return self.references.get(name, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"references": dict(self.references)}

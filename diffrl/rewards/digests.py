@@ -1,44 +1,19 @@
-"""What a reward is made of, as digests: whole files, hashed once; its code with what it imports; package versions."""
+"""The code that a reward is made of, as a digest: its file with what that imports."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
-import sqlite3
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from diffrl.files import cache_folder, sha256
-
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-def whole(file: Path) -> str:
-    """SHA-256 of a file's bytes. Those of a megabyte or more are hashed once: kept for its path as long as size, times
-    and inode stay the same (in `$XDG_CACHE_HOME/diffrl/digests.sqlite`; nowhere if that cannot be written)."""
-    stat = file.stat()
-    if stat.st_size < 2**20:
-        return sha256(file)
-    key = "|".join(map(str, (file.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)))
-    root = cache_folder()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(root / "digests.sqlite", timeout=60, isolation_level=None)) as store:
-            store.execute("CREATE TABLE IF NOT EXISTS digests (key TEXT PRIMARY KEY, digest TEXT) WITHOUT ROWID")
-            row = store.execute("SELECT digest FROM digests WHERE key = ?", [key]).fetchone()
-            if row is None:
-                row = [sha256(file)]
-                store.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", [key, row[0]])
-            return str(row[0])
-    except (OSError, sqlite3.Error):
-        return sha256(file)
 
 
 def code_files(source: Path, top: str = "") -> tuple[dict[str, Path], set[str]]:
@@ -118,13 +93,3 @@ def code_digest(files: Mapping[str, Path]) -> str:
     for name, file in sorted(files.items()):
         total.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
     return total.hexdigest()
-
-
-def versions(names: Iterable[str]) -> dict[str, str]:
-    """The versions of installed packages, by the names that code imports them by; those that have none are left out."""
-    found, owners = {}, importlib.metadata.packages_distributions()
-    for name in sorted(names):
-        for package in owners.get(name, [name]):
-            with suppress(importlib.metadata.PackageNotFoundError):
-                found[package] = importlib.metadata.version(package)
-    return found

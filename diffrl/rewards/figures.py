@@ -1,6 +1,6 @@
 """What an evaluation reports beside scores: figures of prompts' groups, and scores by parts.
 
-P prompts of an evaluation, S sums of a source (`diffrl.rewards.protocol.GroupFigures`), M parts of all breakdowns.
+P prompts of an evaluation, S sums of a source (`diffrl.rewards.reported.GroupFigures`), M parts of all breakdowns.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.protocol import Breakdown, GroupFigures, Reward, RewardError, ability
+from diffrl.rewards.protocol import Reward, RewardError, ability
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
+    from diffrl.rewards.reported import Breakdown, GroupFigures
     from diffrl.worlds import World
 
 

@@ -6,50 +6,17 @@ it there, too; else `python:NAME`, which is known as long as the program runs.
 
 from __future__ import annotations
 
-import inspect
-import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, nearest
-from diffrl.rewards.protocol import missing_of_class, missing_of_instance
 
 PREFIX = "python:"
 _known: dict[str, Any] = {}
 
 
-def register(name: str, thing: Any) -> str:
-    """Make `thing` known as a reward, in the place of an earlier one of this name; returns its plugin's text.
-
-    `thing`: what `diffrl.rewards.functions.adapt` takes (a class is built with the entry's parameters), or an object
-    with the protocol. UserError for anything else.
-    """
-    from diffrl.rewards.functions import adapt
-
-    if not callable(thing):
-        raise UserError(
-            f'reward "{name}": a {type(thing).__name__} cannot be called; give a function, a class or an object'
-        )
-    built = not inspect.isclass(thing) and not missing_of_class(type(thing)) and not missing_of_instance(thing)
-    adapted = thing if built else adapt(thing, name)
-    place = None if built else _place(thing)
-    _known[name] = _known[place or name] = adapted
-    return place or PREFIX + name
-
-
-def _place(thing: Any) -> str | None:
-    """`path/to/file.py:NAME` or `module:NAME`, where another program can import it; None: nowhere. A script can be
-    imported if it says what it does as a program."""
-    module, name = sys.modules.get(getattr(thing, "__module__", None) or ""), getattr(thing, "__qualname__", "")
-    file = Path(getattr(module, "__file__", None) or "")
-    if module is None or not name.isidentifier() or getattr(module, name, None) is not thing or file.suffix != ".py":
-        return None
-    guard = r"__name__\s*==\s*['\"]__main__"
-    if module.__name__ == "__main__" and not re.search(guard, file.read_text(encoding="utf-8", errors="replace")):
-        return None
-    packaged = "." in module.__name__ or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
-    return f"{module.__name__}:{name}" if packaged else f"{file.resolve()}:{name}"
+def know(plugin: str, thing: Any) -> None:
+    """Keep a class or an object under `python:NAME`, or the text that others import it by; it replaces an earlier."""
+    _known[plugin.removeprefix(PREFIX)] = thing
 
 
 def given(plugin: str) -> Any:

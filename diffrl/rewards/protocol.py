@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from diffrl.errors import in_one_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
-    from diffrl.records.groups import ImageGroup
     from diffrl.rewards.offloading import Offloaded
 
 Metadata = Mapping[str, Any]
@@ -76,10 +73,11 @@ class Reward(Protocol):
     - `embeds = True`: has `embed_image(images) -> (B, D)`, through which gradients flow, `embed_text(prompts) -> (B,
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
-    - `asks = True`: people answer, in a training run alone: an `Asker`. Evaluations and servers leave it out.
+    - `asks = True`: people answer, in a training run alone (`diffrl.methods.asking`). Evaluations and servers leave it
+      out.
     - `remote = True`: another machine does the work, beside sampling; several threads call it at once.
     - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
-    - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
+    - `figures`: a `GroupFigures` (`diffrl.rewards.reported`), what evaluations report of a prompt's images.
     - `breakdown`: a `Breakdown`, the score by parts, such as kinds of facts, which reports show before and after.
     - `rewrite(images, prompts, metadata) -> list[str]`: for each image a prompt that asks again for what it lacks; for
       `diffrl refine`.
@@ -115,74 +113,6 @@ class Embedder(Reward, Protocol):
 
     def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
         """(B, D) and (B, D) to (B,)."""
-        ...
-
-
-class GroupFigures(Protocol):
-    """What an evaluation reports of prompts' images as groups, such as the playground's variety: `eval/NAME`.
-
-    Images are read one by one, the readings of a prompt's images give its part of some sums, and the sums over all
-    prompts give the figures. So no image is kept, and processes that share the prompts find the same numbers to the
-    bit. They are asked for where they apply to every prompt of an evaluation that draws several images of each.
-
-    size: how many sums there are.
-    """
-
-    size: int
-
-    def applies(self, prompt: str, metadata: Metadata) -> bool: ...
-
-    def read(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Sequence[Any]:
-        """What each of the images (B, 3, H, W) in [0, 1] shows, in any form."""
-        ...
-
-    def sums(self, prompt: str, readings: Sequence[Any]) -> Sequence[float]:
-        """One prompt's part of the sums, from the readings of its images."""
-        ...
-
-    def figures(self, sums: Sequence[float]) -> Mapping[str, float | None]:
-        """The figures by their names, from the sums over all prompts (float64); None: nothing can be said."""
-        ...
-
-
-class Breakdown(Protocol):
-    """A score by parts, such as the kinds of facts that a prompt states: which of them training raised or lowered.
-
-    names: of the M parts, in the order of the columns.
-    """
-
-    names: Sequence[str]
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
-        """(B, M) of images (B, 3, H, W) in [0, 1], higher is better; NaN where the prompt says nothing of a part."""
-        ...
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What people said of an epoch's groups: scores and standard errors of each group's m images, None where there is
-    none; figures of the epoch by their names; `note`: a sentence for the console, or nothing."""
-
-    scores: Sequence[Sequence[float | None]]
-    errors: Sequence[Sequence[float | None]]
-    figures: Mapping[str, float | None]
-    note: str = ""
-
-
-class Asker(Protocol):
-    """What a reward has beside `Reward` if people give its scores while the run waits. One process asks, for all.
-
-    groups: how many of an epoch's groups are shown, at most.
-    """
-
-    groups: int
-
-    def ask(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Callable[[str], None]) -> Answers:
-        """Shows the groups and waits; `look` gets what is going on, often, and may raise."""
-        ...
-
-    def answered(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup]) -> Answers | None:
-        """What the run went on with in this epoch; None if it was not asked about these very images. Only reads."""
         ...
 
 
@@ -333,6 +263,7 @@ class Wrapper:
     """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
 
     moves = False  # `diffrl.rewards.offloading.Offloaded` does
+    index, width = 0, 0  # of a `diffrl.rewards.columns.Column`: which of how many; else no column
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.name = reward, reward.name

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked, judged, subject
-from diffrl.rewards.columns import Column
-from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability, find_offloaded
+from diffrl.rewards.protocol import Reward, RewardError, Unscored, Wrapper, ability, find_offloaded
 from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
@@ -253,7 +252,7 @@ class Scorer:
             if self.maps is not None and name in self.maps:
                 rows = self._fill(torch.full((len(images), self.maps.width(reward)), torch.nan), name, images, prompts)
                 scores[:, k] = self.maps.add(name, reward, rows)
-            elif isinstance(reward, Column):
+            elif isinstance(reward, Wrapper) and reward.width:
                 if (table := tables.get(id(reward.reward))) is None:
                     table = torch.full((len(images), reward.width), torch.nan)
                     tables[id(reward.reward)] = self._fill(table, name, images, prompts)
@@ -299,7 +298,7 @@ class Scorer:
         (b, W) of a batch-wise one, NaN where there is no score, or `RewardError`."""
         reward, width = self.rewards[name], None
         ask: Callable[..., object] = reward
-        if isinstance(reward, Column):
+        if isinstance(reward, Wrapper) and reward.width:
             ask, width = reward.reward, reward.width
         elif self.maps is not None and name in self.maps:
             ask, width = self.maps.flat(reward), self.maps.width(reward)

@@ -6,11 +6,39 @@ Symbols: N images of an epoch over all processes, G group ids.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from diffrl.advantages import group_mean, win_rates
+from diffrl.rewards.order import STEPS, Steps
+
+
+def applied(
+    name: str, steps: Steps, columns: Mapping[str, Tensor], groups: Tensor, references: dict[str, float]
+) -> Tensor:
+    """The column `name` after its `steps`, in the order `STEPS`. `references`: of `bound`, by name; a new one is kept.
+
+    Without `at` it is the mean of the first epoch that has a score: the run starts from the base model.
+    """
+    column = columns[name]
+    for step in (one for one in STEPS if one in steps):
+        arguments = dict(steps[step])
+        if step == "clip":
+            column = clip(column, **arguments)
+        elif step == "bound":
+            if (at := arguments.pop("at", None)) is None:
+                known = column[~column.isnan()]
+                if name not in references and len(known):
+                    references[name] = float(known.double().mean())
+                at = references.get(name, 0.0)
+            column = bound(column, at, **arguments)
+        elif step == "modulate":
+            column = modulate(column, columns[arguments.pop("by")], **arguments)
+        else:
+            column = confidence(column, columns[arguments["by"]], groups)
+    return column
 
 
 def clip(column: Tensor, low: float = -math.inf, high: float = math.inf) -> Tensor:

@@ -6,12 +6,14 @@ It gives up gradients and embeddings: who needs those asks for the plain reward.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import inspect
 import json
 import math
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.rewards import digests, local
+from diffrl.files import cache_folder, sha256
+from diffrl.rewards import local
 from diffrl.rewards.answers import checked
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.identity import digest_of
@@ -93,7 +96,38 @@ def identity_for_cache(plugin: str, arguments: Mapping[str, Any], reward: Reward
     score is left out."""
     defaults = {} if local.is_local(plugin) else inspect.signature(load_class(plugin)).parameters
     given = {key: one.default for key, one in defaults.items() if one.default is not one.empty} | dict(arguments)
-    of_file = lambda file: [file.name, file.stat().st_size, digests.whole(file)]  # noqa: E731
+    of_file = lambda file: [file.name, file.stat().st_size, whole(file)]  # noqa: E731
     text, imported = digest_of(plugin, given, reward, of_file, whole=True)
-    known = digests.versions({"torch", "numpy", "PIL", *imported})
+    known = versions({"torch", "numpy", "PIL", *imported})
     return hashlib.sha256(json.dumps([text, known], sort_keys=True).encode()).hexdigest()
+
+
+def whole(file: Path) -> str:
+    """SHA-256 of a file's bytes. Those of a megabyte or more are hashed once: kept for its path as long as size, times
+    and inode stay the same (in `$XDG_CACHE_HOME/diffrl/digests.sqlite`; nowhere if that cannot be written)."""
+    stat = file.stat()
+    if stat.st_size < 2**20:
+        return sha256(file)
+    key = "|".join(map(str, (file.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)))
+    root = cache_folder()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(root / "digests.sqlite", timeout=60, isolation_level=None)) as store:
+            store.execute("CREATE TABLE IF NOT EXISTS digests (key TEXT PRIMARY KEY, digest TEXT) WITHOUT ROWID")
+            row = store.execute("SELECT digest FROM digests WHERE key = ?", [key]).fetchone()
+            if row is None:
+                row = [sha256(file)]
+                store.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", [key, row[0]])
+            return str(row[0])
+    except (OSError, sqlite3.Error):
+        return sha256(file)
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of installed packages, by the names that code imports them by; those that have none are left out."""
+    found, owners = {}, importlib.metadata.packages_distributions()
+    for name in sorted(names):
+        for package in owners.get(name, [name]):
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(package)
+    return found

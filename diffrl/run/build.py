@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from diffrl.errors import UserError
 from diffrl.features import default_features
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import AUTO_ROWS
-from diffrl.objectives.objective import BuildContext, Credit, Objective
+from diffrl.objectives.objective import BuildContext, Objective
 from diffrl.plugins import load, load_value
 from diffrl.policy import Policy
 from diffrl.rewards.building import Entry, build_rewards
@@ -34,6 +34,9 @@ from diffrl.run.loop import LoopSettings
 from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
 from diffrl.run.source import EpochSource, Rollouts
+
+if TYPE_CHECKING:
+    from diffrl.objectives.credit import Credit
 
 
 def build_objective(

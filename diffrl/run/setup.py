@@ -266,9 +266,7 @@ def _add(build: Build) -> None:
     for name, entry in installed("addition").items():
         load_value("addition", name, entry.value)(build)
     if build.config.checkpoint.push is not None:
-        from diffrl.run.pushing import add_push
-
-        add_push(build)
+        load_value("checkpoint.push", build.config.checkpoint.push, "diffrl.pushing.hook:add_push")(build)
     for section in build.config.sections:
         section.build(build)
 

@@ -31,7 +31,7 @@ import httpx
 from diffrl.errors import UserError, read_text
 from diffrl.rewards.coroutines import running_loop
 from diffrl.rewards.credentials import redact
-from diffrl.rewards.secrets import check_file, check_transport
+from diffrl.serving.secrets import check_file, check_transport
 
 T = TypeVar("T")
 log = logging.getLogger("diffrl")

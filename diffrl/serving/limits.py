@@ -19,7 +19,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 from starlette.requests import ClientDisconnect
 
 from diffrl.errors import UserError
-from diffrl.rewards.secrets import is_loopback
+from diffrl.serving.secrets import is_loopback
 from diffrl.serving.wire import Refused
 
 LEAST_TOKEN = 16  # characters

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from diffrl.pictures import to_rgb
+from diffrl.tools.pictures import to_rgb
 
 TENSORS, JSON = "application/x-safetensors", "application/json"
 PROTOCOL = 2  # changes when clients and servers of different versions cannot talk to each other

@@ -15,11 +15,11 @@ from diffrl.evaluation import Evaluator
 from diffrl.features import load_features
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
-from diffrl.records.progress_bar import progress
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.run.build import build_scorers, features_name
 from diffrl.run.evaluation import evaluation_spec
 from diffrl.stats import differences, interval, p_value
+from diffrl.tools.progress_bar import progress
 
 STRENGTHS = (0.0, 0.5, 1.0, 1.5)
 SMALL, LARGE = 192, 512  # pixels: narrower pictures of the gallery are enlarged, wider ones reduced

@@ -20,6 +20,7 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.hub import not_name
 from diffrl.lora_files import lora_file
 from diffrl.policy import Policy, find_model
+from diffrl.prepare.handed_over import register
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import check_writable, replacing, write_json, write_text
 from diffrl.records.tracking import read_metrics
@@ -140,7 +141,7 @@ def _stand_ins(file: Path) -> Iterator[list[str]]:
     plugins = dict.fromkeys(re.findall(rf"plugin: ['\"]?({local.PREFIX}[\w-]+)", text))
     absent = [plugin for plugin in plugins if not local.knows(plugin)]
     for plugin in absent:
-        local.register(plugin.removeprefix(local.PREFIX), _Absent)
+        register(plugin.removeprefix(local.PREFIX), _Absent)
     try:
         yield absent
     finally:

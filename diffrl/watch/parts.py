@@ -16,7 +16,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.methods import ballots
-from diffrl.records.groups import FOLDER, INDEX, Listed, epochs_of, read_groups, read_json
+from diffrl.methods.groups import FOLDER, INDEX, Listed, epochs_of, read_groups, read_json
 from diffrl.records.lock import renewed
 from diffrl.report.data import read_run
 from diffrl.report.page import escape, section

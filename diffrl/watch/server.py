@@ -35,10 +35,10 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from diffrl.methods import ballots
+from diffrl.methods.groups import FOLDER, PICTURE
 from diffrl.records.disk import DiskError
-from diffrl.records.groups import FOLDER, PICTURE
-from diffrl.rewards.secrets import is_loopback
 from diffrl.serving.limits import add_refusals, check_address, has_token, listen, read_body, same_secret, size_of
+from diffrl.serving.secrets import is_loopback
 from diffrl.serving.wire import Refused, read_json
 from diffrl.watch.parts import NAMES, Parts, page
 

@@ -26,6 +26,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from torch import nn
 
+from diffrl.families.sd3 import SD3
 from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.marble.combiner import Marble
 from diffrl.methods.nft.objective import NFT
@@ -35,7 +36,6 @@ from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.objective import Objective
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Conditioning, LoraSpec, Policy, load_policy
-from diffrl.policy.sd3 import SD3
 from diffrl.resources import shipped
 from diffrl.rollout import SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel

@@ -68,7 +68,7 @@ def write() -> None:
 
 def keys(section: str) -> str:
     """The config keys of one section."""
-    from diffrl.config.help import reference
+    from diffrl.cli.config_help import reference
 
     return reference(only=section)
 

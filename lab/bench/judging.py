@@ -16,11 +16,11 @@ from diffrl.divgen.observe import Sight, in_batches
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
 from diffrl.records.disk import writing
-from diffrl.records.progress_bar import progress
 from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.protocol import Reward, RewardError
 from diffrl.rewards.scoring import Scorer
+from diffrl.tools.progress_bar import progress
 
 from .items import Answers, Item
 

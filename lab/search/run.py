@@ -23,8 +23,6 @@ from diffrl.plugins import short_name
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_json
-from diffrl.records.progress_bar import progress
-from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import save_image
 from diffrl.report.sections import pick
 from diffrl.rewards.answers import applies
@@ -33,6 +31,8 @@ from diffrl.rewards.building import Entry
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.sampling import SamplerSpec
+from diffrl.tools.progress_bar import progress
+from diffrl.tools.sharded_jsonl import ShardedJsonl
 from diffrl.version import __version__
 
 from . import methods

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import RewardError, Unscored
-from diffrl.rewards.secrets import variable
+from diffrl.serving.secrets import variable
 from diffrl_zoo.inputs import to_pictures
 from diffrl_zoo.loading import cannot_load, dtype_of, from_pretrained, frozen, pick_device, transformers_bytes
 from diffrl_zoo.vlm.parse import line_starts, plain

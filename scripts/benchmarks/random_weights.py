@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from diffrl import seeds
+from diffrl.families import flux, qwen_image, sd3
 from diffrl.memory.meta_modules import meta_pipeline
-from diffrl.policy import Conditioning, flux, qwen_image, sd3
+from diffrl.policy import Conditioning
 from diffrl.policy.pipelines import Resolution, settings_of
 
 

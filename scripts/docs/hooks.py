@@ -19,8 +19,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
+from diffrl.cli.config_help import reference  # noqa: E402
 from diffrl.cli.main import _parser  # noqa: E402
-from diffrl.config.help import reference  # noqa: E402
 from experiments.figures import model_pages, recipe_table  # noqa: E402
 
 # Files of the repository that are pages of the site: a link to one of them, as the forge has it, leads to the page.

@@ -9,7 +9,7 @@ import torch
 from networks import POOL
 from random_weights import Random
 
-from diffrl.policy import flux, qwen_image, sd3
+from diffrl.families import flux, qwen_image, sd3
 from diffrl.policy.pipelines import Resolution, settings_of
 
 

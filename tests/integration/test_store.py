@@ -34,7 +34,7 @@ moto = pytest.importorskip("moto.server", reason="needs moto[server]")
 import fsspec.asyn  # noqa: E402
 
 from diffrl import store  # noqa: E402
-from diffrl.records.hub import Pusher  # noqa: E402
+from diffrl.pushing.hub import Pusher  # noqa: E402
 
 
 @pytest.fixture

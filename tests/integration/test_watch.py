@@ -19,7 +19,7 @@ from serving import in_thread
 from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.methods import ballots
-from diffrl.records.groups import ImageGroup, write_groups
+from diffrl.methods.groups import ImageGroup, write_groups
 from diffrl.records.tracking import save_samples
 from diffrl.serving.limits import server_of
 from diffrl.watch.server import Settings, make_app, watch

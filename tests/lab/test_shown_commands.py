@@ -27,7 +27,7 @@ from diffrl.api import prepare
 from diffrl.cli.main import _parser, main
 from diffrl.config.load import load_config
 from diffrl.prompts import load_prompts
-from diffrl.rewards.secrets import allowed
+from diffrl.serving.secrets import allowed
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -121,7 +121,7 @@ PYTHON_INSTEAD = (
     (r"runs/(red|mine)", "runs/PAGE-\\1"),
 )
 # What a shown piece of a file stands among.
-INSIDE = {"docs/add-a-model.md": "diffrl.policy.z_image"}
+INSIDE = {"docs/add-a-model.md": "diffrl.families.z_image"}
 
 
 class Shown(NamedTuple):

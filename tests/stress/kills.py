@@ -263,7 +263,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.warm:
         torch.set_num_threads(1)  # before any parallel region, so that forks may compute
-        for module in ("api", "run.train", "report", "worlds", "policy.sd3", "cli.main"):
+        for module in ("api", "run.train", "report", "worlds", "families.sd3", "cli.main"):
             importlib.import_module(f"diffrl.{module}")
         load_policy("playground", lora=LoraSpec(rank=8, alpha=16))  # diffusers imports a pipeline when it is loaded
     good = [one_round(args, seed) for seed in args.seeds]

@@ -21,9 +21,11 @@ import diffrl
 from diffrl.api import prepare
 from diffrl.cli.main import main
 from diffrl.config import check_plugin
+from diffrl.config.overrides import merge
 from diffrl.config.source import Source
 from diffrl.drawing import Drawing
 from diffrl.model import Model
+from diffrl.prepare.handed_over import register
 from diffrl.prompts import load_prompts
 from diffrl.rewards import load_reward, local
 from diffrl.rewards.objects import of_object
@@ -83,7 +85,7 @@ def test_a_function_of_this_program_is_trained(tiny_model: Path, tmp_path: Path,
     local.forget("python:blueness")
     assert main(["train", "--resume", str(run.folder), "epochs=2"]) == 2
     assert '"python:blueness" is an object of the program that used it' in capsys.readouterr().err
-    local.register("blueness", blueness)
+    register("blueness", blueness)
     on = diffrl.train(resume=run.folder, epochs=2)
     assert [row["epoch"] for row in on.metrics] == [0, 1, 2]
     assert diffrl.Run(run.folder).metrics == on.metrics
@@ -165,15 +167,15 @@ def test_abilities_and_forms_of_callables() -> None:
 
     smooth.differentiable = True
     smooth.applies = lambda prompt, metadata: "red" in prompt
-    local.register("smooth", smooth)
-    local.register("plain", lambda images: images.mean((1, 2, 3)))
-    local.register("made", Brightness(3.0))
+    register("smooth", smooth)
+    register("plain", lambda images: images.mean((1, 2, 3)))
+    register("made", Brightness(3.0))
     assert declares("python:smooth", "differentiable") and not declares("python:plain", "differentiable")
     reward = load_reward("python:smooth")
     assert reward.name == "smooth" and reward.applies("red", {}) and not reward.applies("blue", {})
     assert reward(torch.ones(2, 3, 2, 2), ["a", "b"], [{}, {}]).tolist() == [1, 1]
     assert load_reward("python:made").gain == 3.0 and not takes("python:made", "device")
-    cls = local.register("cls", Brightness)
+    cls = register("cls", Brightness)
     assert cls.endswith("test_api.py:Brightness") and takes(cls, "device") and load_reward(cls, gain=4.0).gain == 4.0
 
 
@@ -186,7 +188,7 @@ def test_abilities_and_forms_of_callables() -> None:
 )
 def test_what_is_no_reward_is_refused(thing, message) -> None:
     with pytest.raises(diffrl.UserError) as error:
-        local.register("x", thing)
+        register("x", thing)
     assert message in str(error.value)
 
 
@@ -252,7 +254,7 @@ def test_a_program_s_own_values_are_read(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_program_s_own_values_are_read_inside_lists(tmp_path: Path) -> None:
     source = Source("config", {})
     inner = {"b": [torch.tensor(1), tmp_path]}
-    source.merge({"a": [np.int64(3), (np.float64(0.5), inner), [np.array([2])], "x", None]})
+    merge(source, {"a": [np.int64(3), (np.float64(0.5), inner), [np.array([2])], "x", None]})
     plain = [3, [0.5, {"b": [1, str(tmp_path)]}], [[2]], "x", None]
     assert json.dumps(source.data["a"]) == json.dumps(plain), "Python's own, as JSON takes no other"
 
@@ -336,9 +338,9 @@ def test_what_other_programs_can_import_is_named_so(tmp_path: Path, monkeypatch)
         program.__file__ = str(tmp_path / "run.py")
         exec((tmp_path / "run.py").read_text(), vars(program))
         monkeypatch.setitem(sys.modules, "__main__", program)
-        assert local.register("red", program.red) == plugin
-    assert local.register("inner", lambda images: images) == "python:inner"
-    assert local.register("light", Brightness()) == "python:light"
+        assert register("red", program.red) == plugin
+    assert register("inner", lambda images: images) == "python:inner"
+    assert register("light", Brightness()) == "python:light"
 
 
 def test_an_unknown_tracker_is_named() -> None:
@@ -354,7 +356,7 @@ def test_code_that_no_file_holds_is_told_apart() -> None:
         exec(f"def typed(images): return {body}\nclass Typed:\n  def __call__(self, i, p, m): return {body}", space)
         pair = []
         for name in ("typed", "Typed"):
-            pair.append(of_object(local.find(local.register(name, space[name]))))
+            pair.append(of_object(local.find(register(name, space[name]))))
         texts.append(pair)
     assert texts[0] == texts[2] and texts[0][0] != texts[1][0] and texts[0][1] != texts[1][1]
     assert all(text for pair in texts for text in pair)

@@ -12,7 +12,7 @@ from diffrl.cli.main import main
 from diffrl.cli.recipes import recipes
 from diffrl.config import load_config
 from diffrl.config.load import find_config
-from diffrl.records.progress_bar import progress
+from diffrl.tools.progress_bar import progress
 
 
 def test_configs_lists_every_recipe_with_its_method(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from diffrl import __version__
+from diffrl.cli.config_help import help_config
 from diffrl.config import (
     Config,
     check_model,
@@ -24,7 +25,6 @@ from diffrl.config import (
     read_parameters,
     schema,
 )
-from diffrl.config.help import help_config
 from diffrl.config.schema import walk
 from diffrl.errors import UserError
 from diffrl.methods.nft import NFTSection

@@ -21,9 +21,9 @@ from diffrl.errors import UserError
 from diffrl.records import disk, saving
 from diffrl.records.disk import DiskError, check_writable, write_text
 from diffrl.records.history import read_history, saved
-from diffrl.records.outputs import out_file
-from diffrl.records.sharded_jsonl import ShardedJsonl
 from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
+from diffrl.tools.outputs import out_file
+from diffrl.tools.sharded_jsonl import ShardedJsonl
 
 
 class Full:

@@ -151,7 +151,7 @@ def test_checks_find_padding_that_counts(subject: Callable[[str], Subject], monk
 
 
 FAMILY = '''
-from diffrl.policy.z_image import ZImage
+from diffrl.families.z_image import ZImage
 
 
 class Mine(ZImage):

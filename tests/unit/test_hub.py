@@ -22,8 +22,9 @@ from diffrl.hub import hub_file
 from diffrl.image_sets.hub import parts as set_of_hub
 from diffrl.lora_files import find_lora
 from diffrl.prompt_sets.hub import parse as prompts_of_hub
-from diffrl.records import hub, saving
-from diffrl.records.hub import Pusher, fetch
+from diffrl.pushing import hub
+from diffrl.pushing.hub import Pusher, fetch
+from diffrl.records import saving
 from diffrl.sharing.publish import push as send_folder
 
 

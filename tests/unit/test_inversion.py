@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving, expand
 from diffrl.image_sets.inversion import inverted_path
-from diffrl.objectives.rows import path_noise
+from diffrl.objectives.noising import path_noise
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import SamplerSpec, collect

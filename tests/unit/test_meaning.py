@@ -15,8 +15,8 @@ from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
 
 from diffrl.errors import UserError
+from diffrl.families.unet import VARIANCE_PRESERVING
 from diffrl.policy import LoraSpec, Policy, load_policy
-from diffrl.policy.unet import VARIANCE_PRESERVING
 from diffrl.samplers import ode_step
 from tests.tiny_models.classic import tiny_flux, tiny_sd, tiny_sd3
 

@@ -9,7 +9,7 @@ import torch
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.objectives.rows import Noising, path_noise
+from diffrl.objectives.noising import Noising, path_noise
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import read_metrics

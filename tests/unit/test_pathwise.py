@@ -13,10 +13,11 @@ from covering import some
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.methods.direct.objective import Direct
+from diffrl.methods.direct.pathwise import redraw
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import read_metrics
-from diffrl.rollout import Rollout, SamplerSpec, collect, redraw
+from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.train import train
 
 PROMPTS = [Prompt("red a", {}), Prompt("red b", {})]
@@ -66,7 +67,7 @@ def test_the_images_are_the_rollouts_and_the_gradient_is_autograds(policy: Polic
     weights = torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
     ours = gradient(policy, (images * weights).sum())
 
-    import diffrl.rollout as module
+    import diffrl.methods.direct.pathwise as module
 
     kept, module.checkpoint = module.checkpoint, lambda function, x, **_: function(x)
     try:

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from diffrl import pictures
 from diffrl.divgen import observe
 from diffrl.divgen.folders import read_folder
 from diffrl.divgen.observe import Item, Sight, in_batches
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.serving.wire import JSON, Limits, decode
+from diffrl.tools import pictures
 
 
 def seen(image: Image.Image, path: Path, **options: object) -> np.ndarray:
@@ -100,7 +100,7 @@ def test_odd_lines_of_a_manifest_are_named(tmp_path: Path, line: str) -> None:
 
 
 def test_a_grid_shows_every_picture_with_its_prompt_and_a_frame() -> None:
-    from diffrl.pictures import grid
+    from diffrl.tools.pictures import grid
 
     pictures = [Image.new("RGB", (64, 64), colour) for colour in ("white", "red", "blue")]
     sheet = grid(pictures, ["a white square", "a red square", "b " * 100])

@@ -19,9 +19,9 @@ from tiny import PROMPTS, SPEC, inputs, scramble, tiny_flux, tiny_sd, velocity
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.families.latents import pack, unpack
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy
-from diffrl.policy.family import pack, unpack
 from diffrl.policy.resizing import drawing_at, resized
 from diffrl.samplers import ode_step, schedule
 from diffrl.sampling import SamplerSpec

@@ -10,8 +10,8 @@ import torch
 import yaml
 from torch import Tensor
 
+from diffrl.cli.config_help import help_config
 from diffrl.config import dump, load_config
-from diffrl.config.help import help_config
 from diffrl.errors import UserError
 from diffrl.rewards.compose import ScoreTransform
 from diffrl.rewards.order import STEPS, in_order

@@ -24,6 +24,7 @@ from diffrl.config.door import methods
 from diffrl.errors import UserError
 from diffrl.methods.grpo import GRPOSection
 from diffrl.policy import load_policy
+from diffrl.prepare.handed_over import register
 from diffrl.records.disk import DiskError
 from diffrl.rewards import local
 from diffrl.rollout import initial_noise
@@ -199,7 +200,7 @@ def test_a_run_whose_objects_are_gone_is_published_from_its_own_evaluations(run,
     try:
         assert main(["publish", str(run.folder), "--out", str(tmp_path / "out")]) == 0
     finally:
-        local.register("redness", redness)
+        register("redness", redness)
     assert "without intervals" in (tmp_path / "out/README.md").read_text()
     assert "nothing is measured anew" in caplog.text or "nothing is measured anew" in capsys.readouterr().err
 

@@ -14,8 +14,8 @@ from judges import SlowJudge
 from diffrl import plugins
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.rewards import secrets
 from diffrl.rewards.registry import available, load_class, load_reward, split_name
+from diffrl.serving import secrets
 from diffrl.serving.client import Servers, find_token
 from diffrl_zoo.vlm.backend import Server
 from diffrl_zoo.vlm.judge import Vlm

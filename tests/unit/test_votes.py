@@ -15,8 +15,8 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.image_sets.reading import read_set
 from diffrl.methods import ballots
+from diffrl.methods.groups import ImageGroup
 from diffrl.methods.votes import agreement, linspace_indices
-from diffrl.records.groups import ImageGroup
 from diffrl.reward_tools.check import examine
 from diffrl.rewards import load_reward
 from diffrl.rewards.protocol import RewardError

@@ -31,8 +31,9 @@ from diffrl.methods.acflow import ACFlowSection
 from diffrl.methods.acflow.critic import Values
 from diffrl.methods.shared.coupling import own_error
 from diffrl.objectives.advantages import ScoredBatch
+from diffrl.objectives.noising import Noising
 from diffrl.objectives.objective import BuildContext, Objective, OptimiserStep
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 CRITIC_RATE, CRITIC_STEPS = 1e-3, 8  # of the critic's Adam; its steps for each of the policy's

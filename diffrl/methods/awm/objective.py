@@ -27,9 +27,10 @@ from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.awm import AWMSection
 from diffrl.methods.shared.coupling import error_under, own_error
 from diffrl.methods.shared.sections import COPY, SLOW
+from diffrl.objectives.noising import Noising
 from diffrl.objectives.objective import Cost, Objective
 from diffrl.objectives.penalty import Penalty
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 

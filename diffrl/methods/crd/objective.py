@@ -25,9 +25,10 @@ from diffrl.methods.crd.centring import CenteredTargets
 from diffrl.methods.shared.coupling import velocity_error
 from diffrl.methods.shared.sections import SCHEDULES
 from diffrl.objectives.advantages import ScoredBatch
+from diffrl.objectives.noising import Noising
 from diffrl.objectives.objective import Cost, Objective, OptimiserStep
 from diffrl.objectives.penalty import Penalty
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 ADV_CLIP = 5.0  # A_max

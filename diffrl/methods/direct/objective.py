@@ -27,8 +27,9 @@ from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertain
 from diffrl.methods.direct.pathwise import path_images, path_rows
 from diffrl.methods.direct.rows import DirectRows
 from diffrl.methods.direct.srpo import Contrast, column, drawn_words, factors, step_levels
+from diffrl.objectives.noising import Noising, noised_rows
 from diffrl.objectives.objective import BuildContext, Cost, Objective, OptimiserStep
-from diffrl.objectives.rows import Names, Noising, Rows, noised_rows, row_sigmas
+from diffrl.objectives.rows import Names, Rows, row_sigmas
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Reward

@@ -13,11 +13,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from diffrl.denoising import SampleJob
+from diffrl.forward import Prediction
 from diffrl.methods.direct.rows import DirectRows
 from diffrl.objectives.rows import Names, row_advantages, row_sigmas
-from diffrl.policy import Policy
-from diffrl.rollout import Rollout, redraw
+from diffrl.policy import Conditioning, Policy
+from diffrl.rollout import Rollout
 
 
 def path_rows(
@@ -62,3 +65,24 @@ def path_images(path: Literal["all", "random"], policy: Policy, rows: DirectRows
         return redraw(policy, rows.rollout, rows.pairs[:, 0], rows.cond)
     rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
     return rows.prediction.x0
+
+
+def redraw(policy: Policy, rollout: Rollout, samples: Tensor, cond: Conditioning) -> Tensor:
+    """Local images (b,) of a rollout again, by the adapter in use: latents (b, C, h, w), with gradient.
+
+    It goes through every step. Of each step only its input is kept; the rest is computed again in the backward pass.
+
+    cond: of the b rows. The images are the rollout's up to rounding while the adapter is the one that sampled.
+    """
+    spec, keys = rollout.spec, [rollout.identity(int(i)) for i in samples]
+    job = _Recomputed(policy, spec, rollout.seed, rollout.epoch, None, rollout.schedule.tolist())
+    return job.plan.draw(job, [text for text, _ in keys], [member for _, member in keys], cond).latents
+
+
+class _Recomputed(SampleJob):
+    def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
+        def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            prediction = self.policy.predict(x, t, cond, guidance)
+            return prediction.x0, prediction.eps, prediction.v
+
+        return Prediction(*checkpoint(parts, x, use_reentrant=False, preserve_rng_state=False))

@@ -20,7 +20,7 @@ through both; with `published: [guidance]` v_empty is a constant, as in a releas
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -40,11 +40,14 @@ from diffrl.methods.shared.steps import (
     step_divergence,
 )
 from diffrl.objectives.advantages import ScoredBatch
-from diffrl.objectives.objective import BuildContext, Cost, Credit, Objective
+from diffrl.objectives.objective import BuildContext, Cost, Objective
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob
+
+if TYPE_CHECKING:
+    from diffrl.objectives.credit import Credit
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from diffrl.forward import Prediction
 from diffrl.methods.nft import NFTSection
 from diffrl.methods.shared.spatial import Spatial, SpatialRows
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.noising import Noising
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 ADV_CLIP = 5.0  # A_max

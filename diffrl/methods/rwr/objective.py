@@ -27,8 +27,9 @@ from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.rwr import RWRSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
 from diffrl.methods.shared.spatial import Spatial, SpatialRows
+from diffrl.objectives.noising import Noising
 from diffrl.objectives.objective import Cost
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 

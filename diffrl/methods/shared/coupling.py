@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from diffrl.config.methods import ForwardProcess
+from diffrl.objectives.noising import Noising
 from diffrl.objectives.objective import Objective, OptimiserStep
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 

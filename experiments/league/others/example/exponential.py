@@ -6,8 +6,9 @@ from torch import Tensor
 
 from diffrl.config.base import Method, key
 from diffrl.config.methods import ForwardProcess
+from diffrl.objectives.noising import Noising
 from diffrl.objectives.objective import Objective
-from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 

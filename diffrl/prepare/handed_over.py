@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError
-from diffrl.prompts import PromptLike, given_prompts
 from diffrl.rewards import local
+from diffrl.rewards.protocol import missing_of_class, missing_of_instance
+from diffrl.tools.given_prompts import PromptLike, given_prompts
 
 Rewards = Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | str
 
@@ -67,12 +71,12 @@ def _entry(name: str, value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, Mapping):
         entry = dict(value)
         if callable(entry.get("plugin")):
-            entry["plugin"] = local.register(name, entry["plugin"])
+            entry["plugin"] = register(name, entry["plugin"])
         return entry
     if isinstance(value, str):
         return {} if value == name else {"plugin": value}
     if callable(value):
-        return {"plugin": local.register(name, value)}
+        return {"plugin": register(name, value)}
     raise UserError(f"{where}: expected a callable, a plugin's name or a table, got a {type(value).__name__}")
 
 
@@ -82,3 +86,37 @@ def _name_of(thing: Any) -> str:
     if not name.replace("-", "_").isidentifier():
         raise UserError(f'rewards: "{name}" is not a name for a reward; write {{"my_name": ...}}')
     return name
+
+
+def register(name: str, thing: Any) -> str:
+    """Make `thing` known as a reward, in the place of an earlier one of this name; returns its plugin's text.
+
+    `thing`: what `diffrl.rewards.functions.adapt` takes (a class is built with the entry's parameters), or an object
+    with the protocol. UserError for anything else.
+    """
+    from diffrl.rewards.functions import adapt
+
+    if not callable(thing):
+        raise UserError(
+            f'reward "{name}": a {type(thing).__name__} cannot be called; give a function, a class or an object'
+        )
+    built = not inspect.isclass(thing) and not missing_of_class(type(thing)) and not missing_of_instance(thing)
+    adapted = thing if built else adapt(thing, name)
+    place = None if built else _place(thing)
+    for known_as in (name, place or name):
+        local.know(known_as, adapted)
+    return place or local.PREFIX + name
+
+
+def _place(thing: Any) -> str | None:
+    """`path/to/file.py:NAME` or `module:NAME`, where another program can import it; None: nowhere. A script can be
+    imported if it says what it does as a program."""
+    module, name = sys.modules.get(getattr(thing, "__module__", None) or ""), getattr(thing, "__qualname__", "")
+    file = Path(getattr(module, "__file__", None) or "")
+    if module is None or not name.isidentifier() or getattr(module, name, None) is not thing or file.suffix != ".py":
+        return None
+    guard = r"__name__\s*==\s*['\"]__main__"
+    if module.__name__ == "__main__" and not re.search(guard, file.read_text(encoding="utf-8", errors="replace")):
+        return None
+    packaged = "." in module.__name__ or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    return f"{module.__name__}:{name}" if packaged else f"{file.resolve()}:{name}"

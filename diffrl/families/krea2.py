@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.latents import pack, unpack
+from diffrl.families.qwen_image import OneFrame
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, pack, unpack
+from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import Resolution, schedule_shift
-from diffrl.policy.qwen_image import OneFrame
 
 DISTILLED_MU = 1.15
 

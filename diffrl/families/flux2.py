@@ -12,8 +12,9 @@ import torch
 from diffusers import Flux2KleinPipeline
 from torch import Tensor, nn
 
+from diffrl.families.latents import channelwise
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, channelwise
+from diffrl.policy.family import Family, Known
 from diffrl.policy.meaning import refuse_others
 from diffrl.policy.pipelines import JOINT_ATTENTION, Resolution
 

@@ -122,7 +122,7 @@ def fetch(resume: str, run_dir: str | None = None) -> Path:
     """The run `hub:OWNER/NAME` that `checkpoint.push` sent, in the new folder `run_dir` (None: runs/NAME), which is
     whole or not there.
 
-    Of several processes the first fetches; to machines that do not see its disk it is handed on (`diffrl.run.hand_on`).
+    Of several processes the first fetches; machines that do not see its disk get copies (`diffrl.prepare.hand_on`).
 
     Raises:
         UserError: the name has another form, the hub does not give it, it is no run, or the folder is not empty.

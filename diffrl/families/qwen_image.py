@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.latents import channelwise, pack, to_norm_of, unpack
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, channelwise, pack, to_norm_of, unpack
+from diffrl.policy.family import Family, Known
 from diffrl.policy.meaning import refuse_others
 from diffrl.policy.pipelines import Resolution
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.latents import to_norm_of
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, to_norm_of
+from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import schedule_shift
 
 

@@ -14,9 +14,10 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.latents import channelwise
 from diffrl.forward import Prediction, VariancePreserving
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, channelwise
+from diffrl.policy.family import Family, Known
 from diffrl.policy.meaning import (
     BETAS,
     SCHEDULER,

@@ -13,8 +13,9 @@ import torch
 from diffusers import FluxPipeline
 from torch import Tensor, nn
 
+from diffrl.families.latents import pack, unpack
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, pack, unpack
+from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import Resolution
 
 

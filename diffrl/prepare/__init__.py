@@ -1,6 +1,6 @@
 """What a program or the command line hands over for a training becomes a checked config.
 
-What only a program has, prompts and rewards that are in no file, is `diffrl.handed_over`.
+What only a program has, prompts and rewards that are in no file, is `diffrl.prepare.handed_over`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.config import Config, make_config
-from diffrl.config.source import Source
 from diffrl.errors import UserError
 from diffrl.resources import file_of_run
 
 if TYPE_CHECKING:
-    from diffrl.handed_over import Rewards
+    from diffrl.prepare.handed_over import Rewards
 
 Base = str | Path | Config | Mapping[str, Any]
 
@@ -39,25 +38,27 @@ def prepare(
     changes = dict(values or {})
     for name, given in (("rewards", rewards), ("watch", watch)):
         if given is not None:
-            from diffrl.handed_over import entries
+            from diffrl.prepare.handed_over import entries
 
             changes[name] = entries(given, name)
     if str(resume) == "auto" and config is None:
         raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
     stored: Path | None = None
     if "torch" in sys.modules:  # where there are other processes they have met, so that it is here
-        from diffrl.run.hand_on import agree
+        from diffrl.prepare.hand_on import agree
 
         agree(None if resume is None else str(resume))
     from diffrl.files import is_address
 
     if str(resume).startswith("hub:") or is_address(str(resume)):
-        from diffrl.records.hub import fetch
+        from diffrl.config.overrides import override
+        from diffrl.config.source import Source
+        from diffrl.pushing.hub import fetch
 
         named = Source("", {}, outside=outside)
         for word in overrides:
             if not isinstance(word, str) or word.startswith("run_dir="):
-                named.override(word)  # which refuses what is no text
+                override(named, word)  # which refuses what is no text
         given = named.data | changes
         own = None if config is None else _made(config, overrides, changes, outside).run_dir
         resume = fetch(str(resume), given.get("run_dir", own))
@@ -70,7 +71,7 @@ def prepare(
     checked = _made(source, overrides, changes, outside)
     folder = Path(checked.run_dir) if str(resume) == "auto" else None if resume is None else Path(resume)
     if is_address(str(checked.checkpoint.push)):
-        from diffrl.records.hub import from_store
+        from diffrl.pushing.hub import from_store
 
         from_store(checked.checkpoint.push, Path(checked.run_dir), folder)
     if str(resume) == "auto":
@@ -81,9 +82,9 @@ def prepare(
 
 
 def _hand_on(folder: Path) -> None:
-    """See `diffrl.run.hand_on`."""
+    """See `diffrl.prepare.hand_on`."""
     if "torch" in sys.modules:
-        from diffrl.run.hand_on import hand_on
+        from diffrl.prepare.hand_on import hand_on
 
         hand_on(folder)
 
@@ -92,7 +93,7 @@ def _made(source: Base, overrides: Sequence[str], changes: dict[str, Any], outsi
     """The config, with lists of prompts written into the run's folder, and callables known to the registry."""
     if not changes and not isinstance(source, Mapping):
         return make_config(source, overrides, changes, outside=outside)
-    from diffrl.handed_over import entries, filed, lists_of
+    from diffrl.prepare.handed_over import entries, filed, lists_of
 
     if isinstance(source, Mapping):
         given = {name: source[name] for name in ("rewards", "watch") if source.get(name) is not None}

@@ -10,8 +10,8 @@ from typing import Any
 from diffrl.config import Config
 from diffrl.errors import say
 from diffrl.files import is_address
+from diffrl.pushing.hub import Pusher
 from diffrl.records import checkpoint
-from diffrl.records.hub import Pusher
 from diffrl.run.build import Build
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Monitor, RunHook

@@ -14,8 +14,9 @@ from diffusers.models.transformers.transformer_chroma import ChromaSingleTransfo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from diffrl.families.latents import pack, unpack
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, pack, unpack
+from diffrl.policy.family import Family, Known
 
 
 class Chroma(Family):

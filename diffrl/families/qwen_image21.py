@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.qwen_image import OneFrame
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known
-from diffrl.policy.qwen_image import OneFrame
 
 
 class QwenImage21(OneFrame, Family):

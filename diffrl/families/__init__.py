@@ -1,0 +1,1 @@
+"""The shipped families of pipelines, one file each; `diffrl.policy.registry` finds one by its pipeline's class."""
