@@ -209,8 +209,8 @@ def _content(answer: Answer) -> Any:
     if answer.status == 200:
         try:
             value = json.loads(answer.body)
-        except RecursionError as error:
-            raise ValueError("the answer is nested too deeply") from error
+        except (RecursionError, ValueError) as error:  # of a stream, of a page to log in
+            raise ValueError(f"{error}: {answer.body[:80].decode(errors='replace')!r}") from error
         if isinstance(value, dict) and value.get("error") and not value.get("choices"):  # of a gateway
             raise ValueError(answer.problem)
         return value

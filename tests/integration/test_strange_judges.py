@@ -153,6 +153,15 @@ def test_no_answer_is_no_score_and_no_failure(judge: Strange, answer: Any, why: 
         ask(judge)
 
 
+@pytest.mark.parametrize("body", [b'data: {"choices": []}\n\ndata: [DONE]', b"<html>Log in", b"caf\xe9", b"[" * 10**6])
+def test_what_is_no_json_is_shown(judge: Strange, body: bytes) -> None:
+    """A stream that was not asked for, a page of a proxy, another alphabet, and nested too deeply."""
+    judge.usual = b"HTTP/1.1 200 OK\r\n\r\n" + body
+    with pytest.raises(RewardError, match="no usable answer") as caught:
+        ask(judge)
+    assert body[:12].decode(errors="replace") in str(caught.value) and len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize("answer", [GATEWAY, (500, {}, {"error": "broken"}), (401, {}, {}), (404, {}, {})])
 def test_a_server_that_fails_is_no_image_without_a_score(judge: Strange, answer: Any) -> None:
     judge.usual = answer
