@@ -59,6 +59,16 @@ def write_json(path: Path, content: object, **options: Any) -> None:
     write_text(path, json.dumps(content, indent=1, **options) + "\n")
 
 
+def append_line(path: Path, line: str) -> None:
+    """A line more, forced to the disk. What a crash or a full disk left of another one stays a line of its own, or this
+    one would be lost behind it. DiskError."""
+    with writing(path), path.open("ab+") as file:
+        torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+        file.write(b"\n" * bool(torn) + line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextlib.contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """A file beside `path` for the caller to write, which then takes its place, with the mode that the umask gives.

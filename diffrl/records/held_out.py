@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diffrl.records.disk import writing
+from diffrl.records.disk import append_line
 from diffrl.stats import differences, known, significant, standard_error
 
 NAME = "held_out.jsonl"
@@ -62,9 +62,7 @@ class HeldOut:
 
     def write(self, folder: Path, epoch: int) -> None:
         """Append an epoch's values to the run's file. DiskError if they cannot be written."""
-        line = json.dumps({"epoch": epoch, "values": self.epochs[epoch]}, allow_nan=False)
-        with writing(folder / NAME), (folder / NAME).open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        append_line(folder / NAME, json.dumps({"epoch": epoch, "values": self.epochs[epoch]}, allow_nan=False))
 
 
 def read_held_out(folder: Path) -> HeldOut:

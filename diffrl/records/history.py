@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.records.disk import writing
+from diffrl.records.disk import append_line
 from diffrl.records.identity import Identity
 
 if TYPE_CHECKING:
@@ -68,10 +67,4 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def _append(folder: Path, event: dict[str, Any]) -> None:
-    path = folder / NAME
-    with writing(path), path.open("ab+") as file:
-        torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-        line = json.dumps({"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **event})
-        file.write(b"\n" * bool(torn) + line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(folder / NAME, json.dumps({"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **event}))

@@ -323,6 +323,9 @@ def test_held_out_values_of_prompts_survive_a_torn_line(tmp_path: Path) -> None:
     with (tmp_path / "held_out.jsonl").open("a") as file:
         file.write('{"epoch": 9, "val')
     assert read_held_out(tmp_path).epochs == held.epochs and set(held.epochs) == {0, 8}
+    held.add(16, {"gold": [1.0, None, 0.5]})
+    held.write(tmp_path, 16)  # once more room is there
+    assert read_held_out(tmp_path).epochs == held.epochs, "the torn line swallows the next one"
     assert read_held_out(tmp_path / "none").epochs == {}
     assert held.change_error("gold", 0, 8) == pytest.approx(0.125)
     assert held.change_error("gold", 0, 9) is None and held.error("gone", 0) is None
