@@ -37,16 +37,22 @@ log = logging.getLogger("diffrl")
 
 
 class Store:
-    """The folder's file; in memory where it cannot be written."""
+    """The folder's file; in memory where it cannot be written. What finds no room later is not kept."""
 
     def __init__(self, folder: Path) -> None:
+        self.file, self._full = folder / FILE, False
         try:
-            self.base = sqlite3.connect(folder / FILE, timeout=60)
+            self.base = sqlite3.connect(self.file, timeout=60)
             self.base.executescript(_TABLES)
         except sqlite3.Error as error:
-            log.warning("%s: features are not kept (%s)", show(folder / FILE), error)
+            self._said(error)
             self.base = sqlite3.connect(":memory:")
             self.base.executescript(_TABLES)
+
+    def _said(self, error: sqlite3.Error) -> None:
+        if not self._full:
+            log.warning("%s: features are not kept (%s)", show(self.file), error)
+        self._full = True
 
     def digest(self, path: Path) -> bytes:
         """Of the file's bytes, read again where its size or time has changed. OSError as for reading."""
@@ -56,8 +62,17 @@ class Store:
             return bytes(row[2])
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "blake2b").digest()[:16]
-        self.base.execute("REPLACE INTO files VALUES (?, ?, ?, ?)", (name, stat.st_size, stat.st_mtime_ns, found))
+        self._put("REPLACE INTO files VALUES (?, ?, ?, ?)", [(name, stat.st_size, stat.st_mtime_ns, found)])
         return found
+
+    def _put(self, statement: str, rows: Sequence[tuple[object, ...]], commit: bool = False) -> None:
+        try:
+            self.base.executemany(statement, rows)
+            if commit:
+                self.base.commit()
+        except sqlite3.Error as error:
+            self.base.rollback()
+            self._said(error)
 
     def known(self, extractor: str) -> dict[bytes, Found]:
         rows = self.base.execute("SELECT image, value FROM seen WHERE extractor = ?", (extractor,))
@@ -71,8 +86,7 @@ class Store:
             if value is not None:
                 np.save(buffer, value)
             coded.append((image, extractor, buffer.getvalue()))
-        self.base.executemany("REPLACE INTO seen VALUES (?, ?, ?)", coded)
-        self.base.commit()
+        self._put("REPLACE INTO seen VALUES (?, ?, ?)", coded, commit=True)
 
     def recalled(self, place: str, asked: Sequence[str], draw: Callable[[], Reference]) -> tuple[Array, Array]:
         """The real images' features, `train` and `test`, that were drawn for these prompts; drawn where they are not

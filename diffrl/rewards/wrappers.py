@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
+import logging
 import math
 import sqlite3
 import threading
@@ -35,7 +36,8 @@ class Cached(Wrapper):
 
     The key is everything that the score depends on: the pixels to the bit, the prompt, its metadata, and `identity`
     (see `identity_for_cache`). Several processes of one machine may share the folder. Raises `UserError` for a
-    group-wise reward, whose score depends on the other images, and for a file that is no cache.
+    group-wise reward, whose score depends on the other images, and for a file that is no cache. One that finds no room
+    keeps no more, which is logged once.
     """
 
     def __init__(self, reward: Reward, folder: str | Path, identity: str) -> None:
@@ -44,6 +46,7 @@ class Cached(Wrapper):
             raise UserError(f'reward "{reward.name}" compares {compared(reward)}: its scores cannot be kept by image')
         self.identity = identity
         self.hits = self.misses = 0
+        self._full = False
         self._lock = threading.Lock()  # calls may come from the scorer's thread
         self._file = Path(folder) / "scores.sqlite"
         try:
@@ -70,7 +73,12 @@ class Cached(Wrapper):
                 rows_of = {key: one if isinstance(one, list) else [one] for key, one in fresh.items()}
                 some = {key: one for key, one in fresh.items() if not all(map(math.isnan, rows_of[key]))}
                 kept = [(key, one if width is None else json.dumps(one)) for key, one in some.items()]
-                self._store.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", kept)
+                try:
+                    self._store.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", kept)
+                except sqlite3.Error as error:  # as of a full disk: no failure of the reward
+                    if not self._full:
+                        logging.getLogger("diffrl").warning("cache: %s: scores are not kept (%s)", self._file, error)
+                    self._full = True
                 known |= fresh
             self.misses += len(rows)
             self.hits += len(keys) - len(rows)

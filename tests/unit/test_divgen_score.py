@@ -23,6 +23,7 @@ from diffrl.divgen.observe import Item, Sight, in_batches, observe, to_tensor
 from diffrl.divgen.reference import Reference, build_reference, drawn_reference, load_reference
 from diffrl.divgen.score import FILE, METRICS, load_scores, score
 from diffrl.divgen.scoring import score_folder
+from diffrl.divgen.store import kept
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.worlds import worlds
@@ -281,3 +282,18 @@ def test_an_extractor_of_ones_own(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=text):
             load_extractor("features", name)
     assert set(KINDS) == {metric.kind for metric in METRICS.values()} - {"tones"}
+
+
+def test_features_that_find_no_room_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path / "a.png", noise(0))
+    with kept(tmp_path) as store:
+        store.keep([(b"0", "x", np.zeros(9))])
+        store.base.execute("PRAGMA max_page_count = 6")
+        for key in (b"1", b"2"):
+            store.keep([(key, "x", np.zeros(9999))])
+        store.digest(tmp_path / "a.png")
+    with kept(tmp_path) as store:
+        assert set(store.known("x")) == {b"0"}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'features.sqlite'}: features are not kept (database or disk is full)"
+    ]

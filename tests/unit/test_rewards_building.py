@@ -218,6 +218,24 @@ def test_failures_are_not_kept(tmp_path: Path) -> None:
     assert scored(cached, IMAGES).eq(1).all()
 
 
+def test_a_cache_that_finds_no_room_is_no_failure_of_the_reward(tmp_path: Path, caplog) -> None:
+    class Bright:
+        name = "bright"
+
+        def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+            return images.mean((1, 2, 3))
+
+    cached = Cached(Bright(), tmp_path, "")
+    cached._store.execute("PRAGMA max_page_count = 2")  # "database or disk is full" behind the first rows
+    for seed in range(3):
+        images = torch.rand(200, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
+        scores = cached(images, ["p"] * 200, [{}] * 200)
+        assert torch.equal(scores, images.mean((1, 2, 3)))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cache: {tmp_path / 'scores.sqlite'}: scores are not kept (database or disk is full)"
+    ]
+
+
 def test_what_cannot_be_cached_is_said(plugin: str, tmp_path: Path) -> None:
     class Group:
         name, groupwise = "group", True
