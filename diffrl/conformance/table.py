@@ -91,6 +91,10 @@ def _names(row: list[str]) -> list[str]:
 
 
 def markdown() -> str:
-    """As a Markdown table, for the docs."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows()]
+    """As a Markdown table, for the docs: narrow enough for a page, without the engines, which are every family's."""
+    head = ("pipeline", "models: steps, guidance", "guidance", "sizes, restrictions", "evidence")
+    lines = [head, ("---",) * len(head)]
+    for pipeline, known, guidance, sizes, _, evidence, restrictions in rows():
+        limits = sizes if restrictions == "none" else "; ".join(filter(None, (sizes, restrictions)))
+        lines.append((pipeline, known, guidance, limits, evidence))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

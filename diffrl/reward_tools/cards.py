@@ -9,7 +9,7 @@ from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import available, load_class
 
 COLUMNS = ("reward", "measures", "range", "better", "weights", "licence", "cost", "known exploits", "citation")
-SHORT = ("reward", "measures", "known exploits", "range", "cost", "weights", "licence")
+SHORT = ("reward", "measures", "known exploits", "weights; cost", "licence")  # narrow enough for a page
 
 
 def cards() -> dict[str, Card | str]:
@@ -59,11 +59,12 @@ def shown(name: str) -> str:
 
 
 def markdown() -> str:
-    """The cards as the README's Markdown table: the columns `SHORT`."""
+    """The cards as the guide's Markdown table: the columns `SHORT`, with the range beside what is measured."""
     table = [dict(zip(COLUMNS, row, strict=True)) for row in rows()]
     for row in table:
-        if row["better"] == "lower":
-            row["range"] += "; lower is better"
+        span = f"{row['range']}, lower is better" if row["better"] == "lower" else row["range"]
+        row["measures"] += f" (score: {span})" if span else ""
+        row["weights; cost"] = "; ".join(filter(None, (row["weights"], row["cost"])))
     lines = [SHORT, ["---"] * len(SHORT), *([row[column] for column in SHORT] for row in table)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 

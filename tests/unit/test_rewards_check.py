@@ -268,8 +268,8 @@ def test_cards_as_table_and_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "cards", lambda: {"light": light, "broken": "cannot"})
     lines = cards.markdown().splitlines()
     assert lines[0].startswith("| reward | measures | known exploits |") and len(lines) == 4
-    assert lines[2] == "| light | a\\|b | e | 0 to unbounded; lower is better | o | w | l |"
+    assert lines[2] == "| light | a\\|b (score: 0 to unbounded, lower is better) | e | w; o | l |"
     assert "| broken | cannot |" in lines[3]
     assert cards.overview().splitlines()[:2] == ["light   a|b (lower is better)", "broken  cannot"]
     monkeypatch.setattr(cards, "cards", lambda: {"free": Card("a", (float("-inf"), float("inf")), *"cwloe")})
-    assert "| free | a | e | unbounded |" in cards.markdown()
+    assert "| free | a (score: unbounded) | e | w; o | l |" in cards.markdown()
