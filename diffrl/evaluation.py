@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -14,9 +14,12 @@ from torch import Tensor
 from diffrl.features import Features, group_distances
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
-from diffrl.rewards.figures import Breakdowns, find_figures
+from diffrl.rewards.protocol import ability
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
+
+if TYPE_CHECKING:
+    from diffrl.rewards.figures import Breakdowns, Collected
 
 
 class Evaluated(NamedTuple):
@@ -91,9 +94,9 @@ class Evaluator:
         first, end = rank * len(prompts) // world, (rank + 1) * len(prompts) // world
         mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
         parts, pending, pictures = list[Tensor](), list[Any](), list[Tensor]()
-        figures = find_figures(scorer.rewards, prompts, policy.world) if per_prompt > 1 else []
-        broken_down = Breakdowns(scorer.rewards)
-        features_at = columns + 1 + len(broken_down.names)
+        figures, broken_down = self._reported(prompts)
+        stated = [] if broken_down is None else broken_down.names
+        features_at = columns + 1 + len(stated)
         height, width = (side * policy.backbone.scale for side in policy.latent_shape[1:])
         kept = torch.zeros(min(keep, len(prompts)), 3, height, width)
         amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": self.batch_size}
@@ -103,8 +106,9 @@ class Evaluator:
                 self.check()
                 owners = [mine[int(i) // per_prompt] for i in index]
                 pending.append(scorer.submit(images, owners))
-                facts = [saturation(images).cpu()[:, None], broken_down(images, owners), self.features(images)]
-                parts.append(torch.cat(facts, dim=1))
+                facts = [saturation(images).cpu()[:, None]]
+                facts += [] if broken_down is None else [broken_down(images, owners)]
+                parts.append(torch.cat([*facts, self.features(images)], dim=1))
                 if scorer.later:
                     pictures.append(images.cpu())
                 for one in figures:
@@ -123,8 +127,19 @@ class Evaluator:
         for one in figures:
             known |= one.figures(together(one.sums(mine, first, len(prompts)), accelerator))
         kept = together(kept, accelerator) if len(kept) else kept
-        stated = _stated(broken_down.names, values[:, columns + 1 : features_at])
-        return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
+        parts_of = _stated(stated, values[:, columns + 1 : features_at])
+        return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, parts_of)
+
+    def _reported(self, prompts: Sequence[Prompt]) -> tuple[list[Collected], Breakdowns | None]:
+        """What is reported beside the scores: figures of prompts' groups, and scores by parts."""
+        rewards, world = self.judges.rewards, self.policy.world
+        if world is None and not any(
+            ability(one, what) for one in rewards.values() for what in ("figures", "breakdown")
+        ):
+            return [], None
+        from diffrl.rewards.figures import Breakdowns, find_figures
+
+        return find_figures(rewards, prompts, world) if self.per_prompt > 1 else [], Breakdowns(rewards)
 
     def _finished(
         self, scores: Tensor, pictures: list[Tensor], mine: Sequence[Prompt], here: slice, total: int
