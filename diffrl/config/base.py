@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 from diffrl.keys import (
     AS_IS,
@@ -133,32 +133,3 @@ def methods_section(kind: type[Section]) -> Any:
     if kind.method.kind == "objective":
         return section(kind, kind.method.meaning())
     return key(None, f"{kind.method.meaning()}; present = on")
-
-
-class Entry(Protocol):
-    """What a method's section reads of a reward's entry."""
-
-    @property
-    def plugin(self) -> str | None: ...
-    @property
-    def arguments(self) -> dict[str, Any]: ...
-    @property
-    def column(self) -> str | None: ...
-
-
-class Whole(Protocol):
-    """What a method's section reads of the config around it, so that it need not know the classes of the others."""
-
-    @property
-    def rollout(self) -> Sampling: ...
-    @property
-    def rewards(self) -> Mapping[str, Entry]: ...
-    @property
-    def watch(self) -> Mapping[str, Entry]: ...
-    @property
-    def objective(self) -> str: ...
-    @property
-    def objective_section(self) -> Any: ...
-    @property
-    def method(self) -> Method: ...
-    def __getattr__(self, name: str) -> Any: ...

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import AS_IS, LARGEST, Method, Whole, key, one_or_two
+from diffrl.config.base import AS_IS, LARGEST, Method, key, one_or_two
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess
 from diffrl.methods.shared.sections import FOLLOWS, Schedule, check_timesteps
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 STRENGTH = one_or_two("a number of at least 0, or [LOW, HIGH]", float, 0, LARGEST, rising=True)
 

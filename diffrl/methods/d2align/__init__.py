@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import NO_ROLLOUT, Method, PathText, Problem, Section, Whole, key
+from diffrl.config.base import NO_ROLLOUT, Method, PathText, Problem, Section, key
 from diffrl.errors import nearest
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 
 class D2AlignSection(Section):

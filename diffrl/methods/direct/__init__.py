@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import string
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import GIVEN, PAIR, Method, Problem, Sampling, Section, Whole, key
+from diffrl.config.base import GIVEN, PAIR, Method, Problem, Sampling, Section, key
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 BRANCHES = 2  # rows of a level under Direct-Align: the initial noise of both is the rollout's
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, Problem, Whole, key
+from diffrl.config.base import Method, Problem, key
 from diffrl.methods.shared.sections import Drawn
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 
 class DPOSection(Drawn):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import FiniteFloat, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import NO_ROLLOUT, Method, Problem, Section, Whole, key, section
+from diffrl.config.base import NO_ROLLOUT, Method, Problem, Section, key, section
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 from diffrl.errors import nearest
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 # KL at which GARDO's reference is renewed: the paper's for GRPO (7 times as much by the exact KL, whose mean over a
 # schedule of 10 steps is that much larger), and where the authors' NFT script starts for distances of velocities.

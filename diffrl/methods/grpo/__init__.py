@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import GIVEN, STOCHASTIC, Method, Problem, Sampling, Section, Whole, key
+from diffrl.config.base import GIVEN, STOCHASTIC, Method, Problem, Sampling, Section, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 Published = Literal["kl", "first", "skip_zero", "guidance"]
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from diffrl.config.base import Method, Problem, Section, Share, Whole, key
+from diffrl.config.base import Method, Problem, Section, Share, key
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 
 class MarbleSection(Section):

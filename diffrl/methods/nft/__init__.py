@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, Whole, key
+from diffrl.config.base import Method, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, ForwardProcess
 from diffrl.methods.shared.sections import FOLLOWS, SCHEDULES, Schedule, check_timesteps
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 
 class NFTSection(ForwardProcess):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import LARGEST, Problem, Sampling, Section, Whole, key
+from diffrl.config.base import LARGEST, Problem, Sampling, Section, key
 from diffrl.config.methods import Decay, ForwardProcess, asked, noisiest
+
+if TYPE_CHECKING:
+    from diffrl.config.whole import Whole
 
 # DiffusionNFT's decay_type 1 and 2; theta itself after every epoch.
 SCHEDULES = {"slow": Decay(), "late": Decay(75, 0.0, 0.0075, 0.999), "copy": Decay(slope=0.0)}
