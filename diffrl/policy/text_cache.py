@@ -91,6 +91,8 @@ class Texts:
         """Hold the encoders where the device reads them fastest, if there is such memory for them: they travel again
         and again."""
         if self.device.type == "cuda":
+            from diffrl.policy.exchange import exchange
+
             try:
                 exchange(self.backbone.text_encoders, lambda tensor: tensor.pin_memory())
             except RuntimeError:  # so much of it cannot be locked here
@@ -128,6 +130,8 @@ def visiting(modules: Sequence[nn.Module], device: torch.device) -> Iterator[Non
     if device.type == "cpu":
         yield
         return
+    from diffrl.policy.exchange import exchange
+
     homes: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         exchange(modules, lambda tensor: tensor.to(device, non_blocking=True), homes)
@@ -135,28 +139,3 @@ def visiting(modules: Sequence[nn.Module], device: torch.device) -> Iterator[Non
     finally:
         for table, name, tensor in homes:
             table[name] = tensor
-
-
-def exchange(
-    modules: Sequence[nn.Module],
-    change: Callable[[Tensor], Tensor],
-    before: list[tuple[dict[str, Any], str, Tensor]] | None = None,
-) -> None:
-    """Put what `change` makes of frozen parameters and buffers in their place; a shared one stays shared.
-
-    What was replaced is added to `before`, as it is replaced.
-    """
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor itself, so that no other one gets its id
-    for module in (part for whole in modules for part in whole.modules()):
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for table in tables:
-            for name, tensor in list(table.items()):
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    moved = change(tensor.detach())
-                    kept = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
-                    made[id(tensor)] = tensor, kept
-                if before is not None:
-                    before.append((table, name, tensor))
-                table[name] = made[id(tensor)][1]

@@ -69,7 +69,7 @@ class Offloaded(Wrapper):
         self.seconds += time.perf_counter() - mark
 
     def _copy(self, place: torch.device) -> None:
-        from diffrl.policy.text_cache import exchange  # with diffusers, which a reward alone does not need
+        from diffrl.policy.exchange import exchange  # with diffusers, which a reward alone does not need
 
         exchange(self.modules, lambda tensor: tensor.to(place, non_blocking=True))
 
