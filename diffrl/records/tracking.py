@@ -21,7 +21,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from diffrl.errors import UserError
-from diffrl.records.disk import inside, replacing, write_json, write_text, writing
+from diffrl.records.disk import inside, replacing, write_json, writing
 from diffrl.records.progress import ProgressTable
 from diffrl.version import __version__
 
@@ -132,16 +132,6 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
         UserError: a line before the last is no JSON object with an `epoch`.
     """
     return _parse(Path(run_dir) / "metrics.jsonl")[0]
-
-
-def drop_lines(run_dir: str | Path, after: int) -> int:
-    """Take the epochs after `after` out of `metrics.jsonl`, since they will be trained in another way; how many."""
-    path = Path(run_dir) / "metrics.jsonl"
-    rows = _parse(path)[0]
-    remaining = [row for row in rows if row["epoch"] <= after]
-    if len(remaining) < len(rows):
-        write_text(path, "".join(json.dumps(row) + "\n" for row in remaining))
-    return len(rows) - len(remaining)
 
 
 def save_samples(

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from diffrl.config import Config
+from diffrl.errors import printable
 from diffrl.records.disk import check_writable
 from diffrl.rewards.answers import applies
 from diffrl.rollout import generate
+from diffrl.run.describe import describe
 from diffrl.run.evaluation import evaluation_spec
+from diffrl.run.folder import RunFolder
+from diffrl.run.peers import Peers
 from diffrl.run.run import Run
+from diffrl.run.start import find_start
+
+
+def try_out(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:
+    """A run up to its first epoch, and the first scores."""
+    folder.check_free()
+    start = find_start(config, folder.path, resumed, override)
+    run = Run(without_caches(config), folder, peers)
+    start.compare(run.identity)
+    try:
+        if run.main:
+            lines = [describe(run), *first_scores(run)]
+            Console().print(printable("\n".join(lines)), soft_wrap=True, highlight=False, markup=False)
+    finally:
+        run.close()
 
 
 def without_caches(config: Config) -> Config:

@@ -17,7 +17,7 @@ from diffrl.records import held_out, history, saving
 from diffrl.records.disk import check_writable, inside, write_json
 from diffrl.records.identity import Identity
 from diffrl.records.lock import FolderLock, holder
-from diffrl.records.tracking import drop_lines, read_metrics, record_environment, save_samples
+from diffrl.records.tracking import read_metrics, record_environment, save_samples
 from diffrl.run.start import Start, config_identity
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ class RunFolder:
             from diffrl.records.checkpoint import epoch_of
 
             epoch = 0 if start.path is None else epoch_of(start.path)
-            dropped = drop_lines(self.path, after=epoch) if start.changes else 0
+            dropped = 0
+            if start.changes:
+                from diffrl.run.past import drop_lines
+
+                dropped = drop_lines(self.path, after=epoch)
             details = {"epochs_dropped": dropped} if dropped else {}
             history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **details)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.changes import Change, compare
+from diffrl.records.disk import write_text
 from diffrl.records.identity import FREE, VERSION, Identity, flat
 from diffrl.records.tracking import read_metrics
 from diffrl.version import __version__
@@ -88,3 +90,12 @@ def _known(key: str, then: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def _plain_of(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def drop_lines(run_dir: str | Path, after: int) -> int:
+    """Take the epochs after `after` out of `metrics.jsonl`, since they will be trained in another way; how many."""
+    rows = read_metrics(run_dir)
+    remaining = [row for row in rows if row["epoch"] <= after]
+    if len(remaining) < len(rows):
+        write_text(Path(run_dir) / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in remaining))
+    return len(rows) - len(remaining)

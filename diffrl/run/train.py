@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from diffrl.config import Config
-from diffrl.errors import TrainingError, UserError, foreign, in_one_line, printable
+from diffrl.errors import TrainingError, UserError, foreign, in_one_line
 from diffrl.records.disk import DiskError
 from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
@@ -45,7 +43,12 @@ def train(
     peers = peers or joined()
     peers.folder = folder
     with peers, Interrupts(at_once=True), peers.forward_signals():
-        (_dry_run if dry_run else _train)(config, folder, resume is not None, override, peers)
+        if dry_run:
+            from diffrl.run.dry_run import try_out
+
+            try_out(config, folder, resume is not None, override, peers)
+        else:
+            _train(config, folder, resume is not None, override, peers)
 
 
 def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:
@@ -69,21 +72,6 @@ def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[
                     run.peers.attribute_errors(),
                 ):
                     run.train(logger)
-
-
-def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:
-    from diffrl.run.dry_run import first_scores, without_caches
-
-    folder.check_free()
-    start = find_start(config, folder.path, resumed, override)
-    run = Run(without_caches(config), folder, peers)
-    start.compare(run.identity)
-    try:
-        if run.main:
-            lines = [describe(run), *first_scores(run)]
-            Console().print(printable("\n".join(lines)), soft_wrap=True, highlight=False, markup=False)
-    finally:
-        run.close()
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from diffrl.errors import UserError
 from diffrl.records import disk, saving
 from diffrl.records.disk import DiskError, check_writable, write_text
 from diffrl.records.history import read_history, saved
-from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
+from diffrl.records.tracking import Tracker, read_metrics, save_samples
+from diffrl.run.past import drop_lines
 from diffrl.tools.outputs import out_file
 from diffrl.tools.sharded_jsonl import ShardedJsonl
 
