@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped, table_beside
 from diffrl.stand_ins import StandIn
 from diffrl.worlds import World
@@ -50,12 +49,15 @@ class Playground(World):
         return divgen
 
     def split(self, source: str) -> str:
-        return _set(source)[1]
+        from .grammar import named_set
+
+        return named_set(source)[1]
 
     def prompts(self, source: str) -> Sequence[str]:
+        from .grammar import named_set
         from .scenes import prompt_set
 
-        return prompt_set(*_set(source))
+        return prompt_set(*named_set(source))
 
     def foreign(self, texts: Sequence[str]) -> str:
         from .grammar import foreign
@@ -74,38 +76,12 @@ class Playground(World):
         return draw(text, rng)
 
     def feature_space(self, name: str, device: torch.device | str) -> Any:
-        """ "clip": its CLIP's image tower, images (B, 3, H, W) in [0, 1] to (B, F) on the CPU. The folder is in
-        `open_clip`'s format: anyone loads it with `open_clip.create_model_and_transforms("local-dir:FOLDER")`."""
+        """ "clip": its CLIP's image tower."""
         if name != "clip":
             return None
-        import open_clip
-        import torch
+        from .clip_features import clip_features
 
-        model: Any = open_clip.create_model(f"local-dir:{ASSETS / 'clip'}", device=str(device)).eval()
-        mean, std = (torch.tensor(model.visual.preprocess_cfg[k]).view(1, 3, 1, 1).to(device) for k in ("mean", "std"))
-
-        def embed(images: torch.Tensor) -> torch.Tensor:
-            x, side = images.to(device).float(), (self.resolution, self.resolution)
-            if x.shape[-2:] != side:
-                x = torch.nn.functional.interpolate(x, size=side, mode="bicubic", antialias=True).clamp(0, 1)
-            with torch.no_grad():
-                return model.encode_image((x - mean) / std).float().cpu()
-
-        return embed
-
-
-def _set(source: str) -> tuple[str, str]:
-    """(subset, split) of `playground/SUBSET/SPLIT`."""
-    from .grammar import SPLITS, SUBSETS
-
-    parts = source.split("/")
-    if len(parts) != 3:
-        text = "write playground/SUBSET/SPLIT, for example playground/compositional/train"
-        raise UserError(f'prompt set "{source}": {text}')
-    for name, choices, what in ((parts[1], SUBSETS, "subset"), (parts[2], SPLITS, "split")):
-        if name not in choices:
-            raise UserError(f'prompt set "{source}": unknown {what} "{name}"{nearest(name, choices)}')
-    return parts[1], parts[2]
+        return clip_features(ASSETS / "clip", self.resolution, device)
 
 
 WORLD = Playground()

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from diffrl.errors import UserError, nearest
 from diffrl.resources import table_beside
 
 WORLD: dict[str, Any] = table_beside(__file__, "world.yaml")
@@ -278,3 +279,15 @@ def shares_of(subset: str) -> tuple[dict[str, float], str]:
         raise ValueError(f"no playground subset {subset!r} (choose from: {', '.join(SUBSETS)})")
     kinds, must = SUBSETS[subset]
     return {kind: KINDS[kind] for kind in kinds}, must
+
+
+def named_set(source: str) -> tuple[str, str]:
+    """(subset, split) of a prompt set `playground/SUBSET/SPLIT`; UserError for a name that is none."""
+    parts = source.split("/")
+    if len(parts) != 3:
+        text = "write playground/SUBSET/SPLIT, for example playground/compositional/train"
+        raise UserError(f'prompt set "{source}": {text}')
+    for name, choices, what in ((parts[1], SUBSETS, "subset"), (parts[2], SPLITS, "split")):
+        if name not in choices:
+            raise UserError(f'prompt set "{source}": unknown {what} "{name}"{nearest(name, choices)}')
+    return parts[1], parts[2]
