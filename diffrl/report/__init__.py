@@ -13,11 +13,11 @@ from pathlib import Path
 
 from diffrl.errors import foreign
 from diffrl.records.disk import write_text
-from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
+from diffrl.report.data import RunData, read_run, warnings_of
 from diffrl.report.page import page
 from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
 
-__all__ = ["RunData", "lower_by_config", "read_run", "sections", "warnings_of", "write_report"]
+__all__ = ["RunData", "read_run", "sections", "warnings_of", "write_report"]
 
 Section = Callable[[RunData], str]
 

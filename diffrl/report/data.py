@@ -6,7 +6,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import BETWEEN, PARTS, finite, wall
 from diffrl.records.tracking import read_metrics
 from diffrl.records.verdict import Change, Guard, breadth, change
-from diffrl.rewards.protocol import lower_is_better
-from diffrl.rewards.registry import available, load_class
 
 log = logging.getLogger("diffrl")
 BREADTH = ("diversity", "variety", "unreadable")  # how much the images of one prompt differ
@@ -173,8 +170,11 @@ def read_run(folder: str | Path) -> RunData:
             del config[name]
     starts = [start for start in _read(folder / "environment.json", json.loads, list) if isinstance(start, dict)]
     recorded = starts[-1].get("lower_is_better") if starts else None  # by the run itself, which had the rewards at hand
-    with foreign(folder / "config.yaml"):
-        lower = frozenset(lower_by_config(config) if recorded is None else recorded)
+    if recorded is None:
+        from diffrl.report.cards import lower_by_config
+
+        with foreign(folder / "config.yaml"):
+            recorded = lower_by_config(config)
     return RunData(
         folder=folder,
         name=folder.resolve().name,
@@ -182,26 +182,9 @@ def read_run(folder: str | Path) -> RunData:
         config=config,
         starts=starts,
         samples=list(_samples(folder / "samples")),
-        lower=lower,
+        lower=frozenset(recorded),
         held=read_held_out(folder),
     )
-
-
-def lower_by_config(config: Mapping[str, Any]) -> set[str]:
-    """Names among a config's `rewards` and `watch` of which lower is better, for a run that has recorded none.
-
-    Only installed plugins are asked: to show a run must not execute a file that its config names.
-    """
-    classes = {}
-    for table in ("rewards", "watch"):
-        for name, entry in (config.get(table) or {}).items():
-            plugin = (entry or {}).get("plugin") or name
-            if plugin in available():
-                with suppress(UserError):  # broken since the run; the report can do without
-                    classes[name] = load_class(plugin)
-    measuring, lower = config.get("evaluate") or {}, lower_is_better(classes)
-    names = {f"{student}/{name}" for student in measuring.get("also") or {} for name in lower}
-    return {*lower, *names}
 
 
 def warnings_of(run: RunData) -> list[str]:

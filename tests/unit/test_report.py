@@ -23,7 +23,8 @@ from diffrl import report
 from diffrl.errors import UserError
 from diffrl.records.progress import PHASES
 from diffrl.records.tracking import Tracker, record_environment, save_samples
-from diffrl.report import compare, data
+from diffrl.report import cards, compare, data
+from diffrl.report.cards import lower_by_config
 from diffrl.report.data import RunData, read_run
 from diffrl.report.page import picture
 from diffrl.report.processes import processes
@@ -82,8 +83,8 @@ def noise_is_better_low(monkeypatch: pytest.MonkeyPatch) -> None:
             raise UserError("cannot be imported")
         return type("Noise", (), {"card": card})
 
-    monkeypatch.setattr(data, "available", lambda: {"noise": None, "gold": None})
-    monkeypatch.setattr(data, "load_class", load)
+    monkeypatch.setattr(cards, "available", lambda: {"noise": None, "gold": None})
+    monkeypatch.setattr(cards, "load_class", load)
 
 
 def check(path: Path) -> tuple[str, Checker]:
@@ -160,7 +161,7 @@ def test_hacking_needs_a_rising_proxy_and_a_real_fall(tmp_path: Path) -> None:
 
 def test_lower_by_config_never_runs_a_file_of_the_config() -> None:
     config = {"rewards": {"mine": {"plugin": "noise"}, "x": {"plugin": "/tmp/x.py:X"}}, "watch": {"gold": None}}
-    assert report.lower_by_config(config) == {"mine"}
+    assert lower_by_config(config) == {"mine"}
 
 
 def test_a_method_adds_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
