@@ -133,7 +133,8 @@ def _words(annotation: Any) -> str:
     if origin in (typing.Union, UnionType):
         return " or ".join("null" if kind is NoneType else _words(kind) for kind in arguments)
     if origin is list:
-        return f"list of {_words(arguments[0])}s" if arguments[0] is not str else "list of names"
+        items = "names" if arguments[0] is str else _words(arguments[0])
+        return f"list of {items}" if "|" in items or items == "names" else f"list of {items.replace(' or ', 's or ')}s"
     if origin is tuple:
         kind, *rest = _words(arguments[0]).split(" or ")
         return f"two {kind}s{' or nulls' if rest else ''}"
