@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
-from diffrl.records.disk import replacing
+from diffrl.records.disk import replacing, write_json
 from diffrl.tools.pictures import SUFFIXES
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.vision import shared_encoder
@@ -160,7 +160,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / HEAD) as unfinished:
         save_file({"weight": weight.float().contiguous(), "bias": bias.float()}, unfinished)
-    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+    write_json(folder / SETTINGS, settings)
     return settings
 
 

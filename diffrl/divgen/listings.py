@@ -15,6 +15,7 @@ from diffrl.divgen.observe import MANIFESTS, Item
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.errors import UserError, foreign, read_text
 from diffrl.prompts import Prompt
+from diffrl.records.disk import replacing
 
 COLUMNS = {
     "file": ("file", "file_name", "filename", "image", "image_path", "img", "path", "file_path"),
@@ -169,7 +170,8 @@ def _unpacked(image: Mapping[str, Any], root: Path, name: str) -> Path:
     path = root / "unpacked" / f"{name}{Path(str(image.get('path') or '')).suffix or '.png'}"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image["bytes"])
+        with replacing(path, sync=False) as unfinished:
+            unfinished.write_bytes(image["bytes"])
     return path
 
 

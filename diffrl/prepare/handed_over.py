@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError
+from diffrl.records.disk import write_text
 from diffrl.rewards import local
 from diffrl.rewards.protocol import missing_of_class, missing_of_instance
 from diffrl.tools.given_prompts import PromptLike, given_prompts
@@ -45,7 +46,7 @@ def _write_prompts(texts: Sequence[PromptLike], file: Path) -> Path:
     text = "\n".join(lines) + "\n"
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.stem}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    write_text(temporary, text)
     os.replace(temporary, file)
     return file
 

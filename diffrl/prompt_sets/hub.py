@@ -62,7 +62,7 @@ def cached_file(source: str) -> Path:
     the first `MOST` are left out, and so are empty ones and repetitions, which are counted in a message.
 
     Raises:
-        UserError: a form, name, split or column that there is not, or no network and no file.
+        UserError: a form, name, split or column that there is not, no network and no file, or no room for one.
     """
     hub = parse(source)
     if hub.file.is_file():
@@ -76,6 +76,8 @@ def cached_file(source: str) -> Path:
         if not part.stat().st_size:
             raise UserError(f'prompts "{source}": no text in column "{hub.column or COLUMNS[0]}"')
         part.replace(hub.file)
+    except OSError as error:  # a full disk, or a hub that is gone in the middle
+        raise UserError(f'prompts "{source}": cannot be kept as {hub.file} ({_line(error)})') from error
     finally:
         part.unlink(missing_ok=True)
     return hub.file
@@ -94,7 +96,7 @@ def _stream(hub: HubSource, source: str) -> Iterator[dict[str, Any]]:
     except (ConnectionError, datasets.exceptions.DatasetNotFoundError) as error:
         text = "not found on the hub, or no network, and nothing kept of an earlier run"
         raise UserError(f'prompts "{source}": {text} ({_line(error)})') from error
-    except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         raise UserError(f'prompts "{source}": cannot be read ({_line(error)})') from error
     names = [name for name in features if _is_plain(features[name] if isinstance(features, Mapping) else None)]
     column = hub.column or next((name for name in COLUMNS if name in names), None)

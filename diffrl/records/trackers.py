@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 
 from diffrl.errors import UserError, in_one_line
+from diffrl.records.disk import write_text
 
 log = logging.getLogger("diffrl")
 
@@ -109,7 +110,7 @@ def _wandb_options(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     resumed = remembered.exists()
     identity = remembered.read_text().strip() if resumed else uuid.uuid4().hex[:12]
     remembered.parent.mkdir(exist_ok=True)
-    remembered.write_text(identity + "\n")
+    write_text(remembered, identity + "\n")  # whole: an empty one is no identity, at every later start
     offline = os.environ.get("WANDB_MODE") == "offline"
     return {
         "name": run_dir.resolve().name,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, foreign
-from diffrl.records.disk import write_json, write_text, writing
+from diffrl.records.disk import append_line, write_json, write_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -73,8 +73,7 @@ class ShardedJsonl:
     def add(self, rank: int, place: int, row: Mapping[str, Any]) -> None:
         """Write a finished row; a kill may have left half a line before it. DiskError."""
         part = self.folder / PARTS / f"{rank:04d}.jsonl"
-        with writing(part), part.open("a", encoding="utf-8") as stream:
-            stream.write("\n" + json.dumps({"place": place, **row}) + "\n")
+        append_line(part, json.dumps({"place": place, **row}))
 
     def gather(self, count: int) -> None:
         """One file of all `count` rows, by one process, after all have written theirs."""

@@ -15,7 +15,7 @@ from diffrl.divgen.observe import Item as Picture
 from diffrl.divgen.observe import Sight, in_batches
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
-from diffrl.records.disk import writing
+from diffrl.records.disk import append_line, writing
 from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.protocol import Reward, RewardError
@@ -49,22 +49,14 @@ def judge_all(judge: str, reward: Reward, shots: Sequence[Shot], folder: Path, r
     path = folder / FOLDER / f"{judge}-{rank}.jsonl"
     with writing(path), progress(f"judging by {judge}", len(left)) as advance:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _mend(path)
         for batch, images in in_batches(pictures, AT_ONCE, sight):
             part = [left[picture.path] for picture in batch]
             rows = zip(part, _answers(judge, reward, images, part), strict=True)
-            lines = [json.dumps({"file": shot.path.name, "answers": answers}) + "\n" for shot, answers in rows]
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(lines)
+            lines = [json.dumps({"file": shot.path.name, "answers": answers}) for shot, answers in rows]
+            append_line(path, "\n".join(lines))
             advance(len(part))
     for picture, reason in sight.unreadable:
         raise UserError(f"{picture.path}: not a readable picture ({reason}); delete it, and it is drawn again")
-
-
-def _mend(path: Path) -> None:
-    """Cut off a last line that a kill has torn: what is appended to it would be lost, too."""
-    if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def read_answers(folder: Path, judge: str) -> dict[str, list[float]]:
