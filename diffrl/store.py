@@ -1,8 +1,4 @@
-"""Files and runs at an address of fsspec, such as s3://BUCKET/PATH or gs://: read through a cache, sent in a training.
-
-A run that is sent is whole or not there: every push is a folder of its own below `pushes/`, and `current.json`, which
-is written last, in one request, names the newest that is complete, with size and SHA-256 of each of its files.
-"""
+"""Files at an address of fsspec, such as s3://BUCKET/PATH or gs://, read through a cache."""
 
 from __future__ import annotations
 
@@ -13,19 +9,16 @@ import json
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.files import cache_folder, sha256
+from diffrl.files import cache_folder
 
-CURRENT, PUSHES = "current.json", "pushes"
 VERSION = ("ETag", "etag", "blob_id", "mtime")  # what a store says of a file's content: S3, Google's, the hub, others
 PAUSES = (0.5, 2.0, 8.0)  # seconds before a request is made again that a connection or a busy store has failed
 LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)  # no fault of the connection
-KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is named
 
 
 def opened(address: str) -> tuple[Any, str]:
@@ -47,7 +40,7 @@ def opened(address: str) -> tuple[Any, str]:
     return fs, str(path).rstrip("/")
 
 
-def _tried(request: Callable[..., Any], *given: Any) -> Any:
+def tried(request: Callable[..., Any], *given: Any) -> Any:
     """What the store answers; a whole file is sent or fetched anew where it fails, as many times as PAUSES has."""
     for pause in PAUSES:
         try:
@@ -60,7 +53,7 @@ def _tried(request: Callable[..., Any], *given: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _answering(address: str) -> Iterator[None]:
+def answering(address: str) -> Iterator[None]:
     """What the store's client raises, which may be anything, as one line."""
     try:
         yield
@@ -77,7 +70,7 @@ def local(address: str) -> Path:
         UserError: there is none, or it cannot be read.
     """
     fs, path = opened(address)
-    with _answering(address):
+    with answering(address):
         facts_of = {name: info or fs.info(name) for name, info in fs.find(path, detail=True).items()}
         found = {name: info for name, info in facts_of.items() if info["type"] == "file"}
     if not found:
@@ -92,64 +85,10 @@ def local(address: str) -> Path:
         if not target.exists():
             part = root / "part"
             shutil.rmtree(part, ignore_errors=True)
-            with _answering(address):
+            with answering(address):
                 for name in found:
                     file = part / (Path(name).relative_to(path) if name != path else target.name)
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    _tried(fs.get_file, name, str(file))
+                    tried(fs.get_file, name, str(file))
             os.replace(part / target.name if set(found) == {path} else part, target)
     return target
-
-
-def send(address: str, staged: Path, epoch: int) -> None:
-    """Send the folder `staged` as the run's newest push. Raises what the store's client does; then it is as it was."""
-    fs, path = opened(address)
-    name = f"{epoch:06d}-{uuid.uuid4().hex[:8]}"
-    files = {}
-    for file in sorted(file for file in staged.rglob("*") if file.is_file()):
-        relative = file.relative_to(staged).as_posix()
-        files[relative] = [file.stat().st_size, sha256(file)]
-        _tried(fs.put_file, str(file), f"{path}/{PUSHES}/{name}/{relative}")
-    table = {"push": name, "epoch": epoch, "files": files}
-    _tried(fs.pipe_file, f"{path}/{CURRENT}", json.dumps(table, indent=1).encode())
-    older = sorted(str(one).rstrip("/") for one in _tried(fs.ls, f"{path}/{PUSHES}", False))
-    for one in older[:-KEPT]:
-        if not one.endswith(name):
-            fs.rm(one, recursive=True)
-
-
-def current(address: str) -> dict[str, Any] | None:
-    """The table of the newest complete push; None where no run is."""
-    fs, path = opened(address)
-    with _answering(address):
-        try:
-            return dict(json.loads(_tried(fs.cat_file, f"{path}/{CURRENT}")))
-        except FileNotFoundError:
-            return None
-
-
-def fetch(address: str, folder: Path) -> None:
-    """The newest complete push as the new folder `folder`, which is whole or not there.
-
-    Raises:
-        UserError: there is no run, or a file of it is not what was sent.
-    """
-    table = current(address)
-    if table is None:
-        raise UserError(f"--resume: {address} has no run")
-    fs, path = opened(address)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        for relative, (size, digest) in table["files"].items():
-            file = part / relative
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with _answering(f"{address}/{PUSHES}/{table['push']}/{relative}"):
-                _tried(fs.get_file, f"{path}/{PUSHES}/{table['push']}/{relative}", str(file))
-            if file.stat().st_size != size or sha256(file) != digest:
-                raise UserError(f"--resume: {address}/{PUSHES}/{table['push']}/{relative} is not what was sent")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # an empty one
-        os.replace(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

@@ -19,9 +19,9 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.files import is_address
 from diffrl.hub import not_name
 from diffrl.hub_access import hub_failure
+from diffrl.pushing.runs import current, send
+from diffrl.pushing.runs import fetch as fetch_stored
 from diffrl.records import checkpoint
-from diffrl.store import current, send
-from diffrl.store import fetch as fetch_stored
 
 PREFIX = "hub:"
 FIXED = ("lora", "healthy", "samples")  # folders whose files are replaced, never written into

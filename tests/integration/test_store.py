@@ -34,6 +34,7 @@ moto = pytest.importorskip("moto.server", reason="needs moto[server]")
 import fsspec.asyn  # noqa: E402
 
 from diffrl import store  # noqa: E402
+from diffrl.pushing import runs  # noqa: E402
 from diffrl.pushing.hub import Pusher  # noqa: E402
 
 
@@ -104,10 +105,10 @@ def test_a_run_that_was_killed_while_it_was_sent_goes_on_elsewhere_exactly(
     plain = lora(tmp_path / "run" / "lora")
     words = [config, f"run_dir={address}", "--resume", "auto"]
     assert in_child(machine, tmp_path / "a", [*words, "epochs=1"], environment) == 0
-    sent = store.current(address)
+    sent = runs.current(address)
     assert sent is not None and sent["epoch"] == 1
     assert in_child(machine, tmp_path / "b", words, environment, 3) == -signal.SIGKILL
-    after = store.current(address)
+    after = runs.current(address)
     assert after is not None and after["epoch"] == 1  # what was half sent is not there
     fs, path = store.opened(address)
     assert len(fs.ls(f"{path}/pushes")) == 2
@@ -115,7 +116,7 @@ def test_a_run_that_was_killed_while_it_was_sent_goes_on_elsewhere_exactly(
     assert lora(tmp_path / "c" / "runs" / "one" / "lora") == plain
     epochs = [json.loads(line)["epoch"] for line in (tmp_path / "c/runs/one/metrics.jsonl").read_text().splitlines()]
     assert epochs == [0, 1, 2, 3]
-    assert (store.current(address) or {})["epoch"] == 3 and len(fs.ls(f"{path}/pushes")) == 2
+    assert (runs.current(address) or {})["epoch"] == 3 and len(fs.ls(f"{path}/pushes")) == 2
 
 
 def test_a_new_run_where_one_is_and_a_file_that_is_not_what_was_sent_are_refused(
@@ -124,7 +125,7 @@ def test_a_new_run_where_one_is_and_a_file_that_is_not_what_was_sent_are_refused
     staged = tmp_path / "staged"
     staged.mkdir()
     (staged / "config.yaml").write_text("model: playground\n")
-    store.send(f"{bucket}/two", staged, 1)
+    runs.send(f"{bucket}/two", staged, 1)
     monkeypatch.chdir(tmp_path)
     assert main(["train", str(config_file()), f"run_dir={bucket}/two"]) == 2
     assert f"{bucket}/two already holds a run" in capsys.readouterr().err
@@ -132,10 +133,10 @@ def test_a_new_run_where_one_is_and_a_file_that_is_not_what_was_sent_are_refused
     (name,) = fs.find(f"{path}/pushes")
     fs.pipe_file(name, b"model: playgroun?\n")
     with pytest.raises(UserError, match=r"config\.yaml is not what was sent"):
-        store.fetch(f"{bucket}/two", tmp_path / "two")
+        runs.fetch(f"{bucket}/two", tmp_path / "two")
     assert not (tmp_path / "two").exists()
     with pytest.raises(UserError, match="has no run"):
-        store.fetch(f"{bucket}/three", tmp_path / "three")
+        runs.fetch(f"{bucket}/three", tmp_path / "three")
 
 
 def test_models_prompts_and_weights_are_read_from_an_address(
@@ -167,10 +168,10 @@ def test_a_run_at_google_s_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         staged = tmp_path / "staged"
         staged.mkdir()
         (staged / "lora.bin").write_bytes(os.urandom(300_000))
-        assert store.current("gs://runs/one") is None
+        assert runs.current("gs://runs/one") is None
         for epoch in range(1, 4):
-            store.send("gs://runs/one", staged, epoch)
-        store.fetch("gs://runs/one", tmp_path / "one")
+            runs.send("gs://runs/one", staged, epoch)
+        runs.fetch("gs://runs/one", tmp_path / "one")
         assert (tmp_path / "one" / "lora.bin").read_bytes() == (staged / "lora.bin").read_bytes()
         fs, path = store.opened("gs://runs/one")
         assert len(fs.ls(f"{path}/pushes")) == 2 and store.local("gs://runs/one/current.json").is_file()
@@ -282,8 +283,8 @@ def test_connections_that_fail_are_tried_again_and_what_arrives_is_whole(
     (staged / "lora").mkdir(parents=True)
     for name, size in {"config.yaml": 100, "lora/big.safetensors": 400_000, "metrics.jsonl": 0}.items():
         (staged / name).write_bytes(os.urandom(size))
-    store.send(f"{bucket}/four", staged, 7)
-    store.fetch(f"{bucket}/four", tmp_path / "four")
+    runs.send(f"{bucket}/four", staged, 7)
+    runs.fetch(f"{bucket}/four", tmp_path / "four")
     for file in (file for file in staged.rglob("*") if file.is_file()):
         assert (tmp_path / "four" / file.relative_to(staged)).read_bytes() == file.read_bytes()
     assert faulty.faults > 5
@@ -307,9 +308,9 @@ def test_what_a_signal_saves_last_is_sent(bucket: str, config_file: Any, tmp_pat
     environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS", "XDG"))}
     address = f"{bucket}/six"
     assert in_child(warned, tmp_path / "a", [config, f"run_dir={address}"], environment) == 75
-    assert (store.current(address) or {})["epoch"] == 1
+    assert (runs.current(address) or {})["epoch"] == 1
     assert in_child(machine, tmp_path / "b", [config, f"run_dir={address}", "--resume", "auto"], environment) == 0
-    assert (store.current(address) or {})["epoch"] == 3
+    assert (runs.current(address) or {})["epoch"] == 3
 
 
 def warned(folder: Path, words: list[str], environment: dict[str, str]) -> None:
