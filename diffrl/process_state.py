@@ -38,14 +38,13 @@ Put: TypeAlias = Callable[[Any], Any]
 
 
 @contextlib.contextmanager
-def unchanged(tell: Callable[[str], None], elsewhere: bool = False) -> Iterator[None]:
+def unchanged(tell: Callable[[str], None]) -> Iterator[None]:
     """Inside, foreign code runs; behind it, what it has changed of this process and thread is as it was before.
 
     Args:
         tell: is called with one line for each kind of change, such as "changes torch's default dtype; it was put back".
-        elsewhere: see `Noted`.
     """
-    noted, outer = Noted(elsewhere), getattr(_foreign, "process", None)
+    noted, outer = Noted(), getattr(_foreign, "process", None)
     _foreign.process = os.getpid()
     try:
         yield

@@ -75,7 +75,7 @@ class Suspicions:
                 warnings.append(
                     f'WARNING: reward "{name}" differs by only {std:.1e} (standard deviation) in epoch '
                     f"{metrics['epoch']}; advantages divide by the deviation + 1e-4, so little is learned: scale "
-                    f"its scores up (rewards.{name}.shape.standardise)"
+                    "its scores up in a reward of your own"
                 )
             self._narrow = self._narrow | {name} if narrow else self._narrow - {name}
         return warnings
