@@ -1,23 +1,26 @@
-"""The report of a run, written at each evaluation and when it ends."""
+"""The report of a run, written at each evaluation and when it ends, and what the end says on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from diffrl.errors import UserError
 from diffrl.records.disk import DiskError
+from diffrl.records.held_out import read_held_out
 from diffrl.report import read_run, warnings_of, write_report
+from diffrl.report.summary import summary
 from diffrl.run.build import Build
-from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import RunHook
 
 
 class Report(RunHook):
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, build: Build) -> None:
+        self.build, self.folder = build, build.folder
         self.whole: Path | None = None  # the page, once the last epoch is in it
 
     def end_epoch(self, metrics: Mapping[str, Any], last: bool) -> None:
@@ -25,18 +28,23 @@ class Report(RunHook):
             page = write_report(self.folder.path)
             self.whole = page if last else None
 
-    def after_run(self, error: BaseException | None) -> Sequence[str]:
-        """The report's own warnings, and where it is."""
-        if not self.folder.lines():
-            return ()
+    def after_run(self, error: BaseException | None) -> Iterator[RenderableType]:
+        """What has improved, the report's own warnings, and where it is."""
+        if not (lines := self.folder.lines()):
+            return
         if error is not None:
             with suppress(OSError, UserError, DiskError):  # what ended the run is what is to be told
                 write_report(self.folder.path)
-            return ()
+            return
+        judged = [metrics for metrics in lines if "eval/diversity" in metrics]
+        if len(judged) > 1:
+            lower = self.build.lower.union(*(hook.lower for hook in self.build.hooks))
+            trained, held = list(self.build.config.rewards), read_held_out(self.folder.path)
+            yield summary(judged[0], judged[-1], trained=trained, lower=lower, held=held)
         page = self.whole or write_report(self.folder.path)
-        warnings = [f"WARNING: {text}" for text in warnings_of(read_run(self.folder.path))]
-        return [*warnings, f"Open {page.resolve()}"]
+        yield from (f"WARNING: {text}" for text in warnings_of(read_run(self.folder.path)))
+        yield f"Open {page.resolve()}"
 
 
 def add_report(build: Build) -> None:
-    build.add(Report(build.folder))
+    build.add(Report(build))

@@ -6,10 +6,11 @@ what whatever takes long reports to, and may be stopped by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import RenderableType
 from torch import Tensor
 
 from diffrl.objectives.advantages import ScoredBatch
@@ -70,8 +71,8 @@ class RunHook:
     def left(self) -> None:
         """Called on the main process when a signal has ended the run, and what it goes on from is on the disk."""
 
-    def after_run(self, error: BaseException | None) -> Sequence[str]:
-        """Called on the main process when the run has ended, by `error` or in order; returns lines for the console."""
+    def after_run(self, error: BaseException | None) -> Iterable[RenderableType]:
+        """Called on the main process when the run has ended, by `error` or in order; returns what the console shows."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:

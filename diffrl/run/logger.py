@@ -14,7 +14,6 @@ from rich.console import Console
 
 from diffrl.config import Config
 from diffrl.errors import printable
-from diffrl.records.held_out import read_held_out
 from diffrl.records.progress import ProgressTable
 from diffrl.records.tracking import Tracker
 from diffrl.run.folder import RunFolder
@@ -63,27 +62,19 @@ class RunLogger:
             self.table.__exit__(kind, error, at)
         self.tracker.close()
         judged = [metrics for metrics in self.folder.lines() if "eval/diversity" in metrics] if error is None else []
-        if judged:
-            trained, held = list(self.config.rewards), read_held_out(self.folder.path)
-            if len(judged) > 1:
-                from diffrl.records.summary import summary
-
-                self.console.print(summary(judged[0], judged[-1], trained=trained, lower=self.lower, held=held))
         for hook in self.hooks:
-            for text in hook.after_run(error):
-                self._say(text)
+            for said in hook.after_run(error):
+                self._say(said) if isinstance(said, str) else self.console.print(said)
         if judged:
             model, lora, test = self.config.model, self.folder.path / "lora", self.config.prompts.test
             prompts = test if isinstance(test, str) else next(iter(test))  # of several sets the first
             words = ["diffrl", "sample", model, "--lora", str(lora), "--prompts", prompts, "--limit", "16"]
-            self._say(
-                f"Next, a grid of what it draws: {shlex.join([*words, '--out', str(self.folder.path / 'drawn')])}"
-            )
+            words += ["--out", str(self.folder.path / "drawn")]
+            self._say(f"Next, a grid of what it draws: {shlex.join(words)}")
 
     def _say(self, text: str) -> None:
-        self.console.print(
-            printable(text), soft_wrap=True, highlight=False, markup=False
-        )  # a path broken in two is no path
+        # A path broken in two is no path.
+        self.console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
     def log(self, metrics: dict[str, Any]) -> None:
         """An epoch's line."""

@@ -22,8 +22,8 @@ from rich.console import Console
 from diffrl.errors import UserError
 from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import count, duration
-from diffrl.records.summary import summary
 from diffrl.records.tracking import ProgressTable, Tracker, read_metrics, record_environment, save_samples
+from diffrl.report.summary import summary
 
 
 def test_lines_are_strict_json(tmp_path: Path) -> None:
