@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from diffrl.memory.footprint import footprint
 from diffrl.reward_tools.head import load_head
-from diffrl.rewards.footprint import footprint
 from diffrl.rewards.protocol import Embedder, ability
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.loading import inner

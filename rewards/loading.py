@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.rewards.footprint import footprint
+from diffrl.memory.footprint import footprint
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.registry import load_reward, takes
 from diffrl_zoo.inputs import check_choice

@@ -131,7 +131,7 @@ def _print_advice(config: Config, free: int, world: int, fit: Fit, sharded: bool
 def names_of_hub(config: Config) -> Iterator[str]:
     """A line on the commit of each model of the hub that a config's run would load."""
     from diffrl.hub import NAME, commit_of
-    from diffrl.rewards.footprint import defaults
+    from diffrl.memory.footprint import defaults
     from diffrl.rewards.registry import load_class
 
     names: dict[str, list[Any]] = {"model": [config.model], "evaluate.features": [config.evaluate.features]}

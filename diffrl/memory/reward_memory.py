@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from diffrl.config import Config
 from diffrl.config.reward import Watched, read_on_training_images
 from diffrl.errors import UserError
+from diffrl.memory.footprint import footprint
 from diffrl.rewards.building import unmovable
-from diffrl.rewards.footprint import footprint
 from diffrl.rewards.registry import load_class, takes
 
 RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16 lanes; assumed, not measured

@@ -17,12 +17,12 @@ from diffrl.errors import UserError
 from diffrl.memory.advice import advise
 from diffrl.memory.buffers import Alive
 from diffrl.memory.fit import APART, CONTEXT, REWARDS, SCORING, SLACK, Fit, estimate
+from diffrl.memory.footprint import footprint
 from diffrl.memory.reward_memory import RATE, reward_memory
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.prompts import Prompt
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.footprint import footprint
 from diffrl.rewards.offloading import Offloaded, modules_of
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
