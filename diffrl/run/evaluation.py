@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -68,6 +69,14 @@ class Evaluation:
         self._prompts: dict[str, list[float | None]] = {}  # of the newest evaluation
         self._samples = torch.empty(0), torch.empty(0)  # images and their scores, of the newest evaluation
 
+    @property
+    def drawn(self) -> str:
+        """A digest of what evaluations draw: the values of two starts are of the same images where it is the same."""
+        spec, evaluate = evaluation_spec(self.config), self.config.evaluate
+        solver = [spec.sampler, spec.steps, spec.noise_level, spec.guidance_scale, spec.shift]
+        what = [[prompt.text for prompt in self.prompts], evaluate.per_prompt, evaluate.resolution, *solver]
+        return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+
     def measure(self, metrics: dict[str, Any], logger: RunLogger, evaluated: bool = True) -> list[str]:
         """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; the guard rails' alarms."""
         alarms: list[str] = []
@@ -95,8 +104,7 @@ class Evaluation:
     def scores(self) -> dict[str, Any]:
         """Held-out scores of the model as `eval/...`; those of each prompt are kept."""
         with self._drawing():
-            keep = self.config.tracking.samples
-            found = self.judge(self.policy, evaluation_spec(self.config), self.snapshot, keep)
+            found = self.judge(self.policy, evaluation_spec(self.config), self.snapshot, self.config.tracking.samples)
         self._samples = found.pictures, found.scores[:: self.config.evaluate.per_prompt][: len(found.pictures)]
         measured = self.measured(found)
         self._prompts = dict(measured.prompts)
@@ -138,8 +146,7 @@ class Evaluation:
         self.held.add(metrics["epoch"], self._prompts)
         self.folder.save_held_out(self.held, metrics["epoch"])
         alarms = self.guard.alarms(self.past, self.held)
-        for alarm in alarms:
-            metrics[f"alarm/{alarm.key}"] = alarm.text
+        metrics |= {f"alarm/{alarm.key}": alarm.text for alarm in alarms}
         if metrics["epoch"] and not alarms:
             self.folder.save_healthy(self.policy, self.snapshot, metrics)
         return [alarm.text for alarm in alarms]

@@ -62,7 +62,8 @@ def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[
         start.compare(run.identity)
         with _left_intact(run):
             facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes, "hub": commits()}
-            folder.begin(run.config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
+            facts |= {"lower_is_better": sorted(run.lower), "evaluations": run.evaluation.drawn}
+            folder.begin(run.config, start, run.identity, **facts)
             run.prepare()
             with _interruptible(run, [] if owner is None else [owner.check]):
                 with foreign(start.path or folder.path):

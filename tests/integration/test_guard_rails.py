@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from diffrl.config import load_config
 from diffrl.records.tracking import read_metrics
 from diffrl.report import read_run
+from diffrl.report.data import warnings_of
 from diffrl.run.evaluation import Evaluation
 from diffrl.run.train import train
 
@@ -96,3 +97,22 @@ def test_a_lora_after_which_nothing_can_be_read_is_not_healthy(hacked: Path, mon
     folder = Path(config.run_dir)
     assert alarms(folder) == {0: [], 1: [], **{epoch: ["alarm/missing/truth"] for epoch in (2, 3, 4)}}
     assert json.loads((folder / "healthy" / "evaluation.json").read_text())["epoch"] == 1
+
+
+@pytest.mark.parametrize("changed", ["evaluate.steps=2", "evaluate.prompts=1", "evaluate.per_prompt=3", "texts", ""])
+def test_a_resume_that_draws_other_held_out_images_is_told_in_the_report(
+    config_file, tmp_path: Path, changed: str
+) -> None:
+    """Means before and after it are of other images; so are those of a file of prompts that was changed."""
+    test = tmp_path / "test.txt"
+    test.write_text("a red heart\na blue star\n")
+    config = config_file("changed", prompts={"test": str(test)}, epochs=1, evaluate={"every": 1})
+    train(load_config(config))
+    folder = Path(load_config(config).run_dir)
+    assert not any("evaluations draw" in text for text in warnings_of(read_run(folder)))
+    if changed == "texts":
+        test.write_text("a red heart\na green star\n")
+    words = [changed] if "=" in changed else []
+    train(load_config(config, ["epochs=2", *words]), resume=folder)
+    told = [text for text in warnings_of(read_run(folder)) if "evaluations draw" in text]
+    assert len(told) == bool(changed)
