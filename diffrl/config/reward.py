@@ -95,7 +95,9 @@ class Reward(Watched):
         False,
         "its map says where an image is right: each latent cell has an advantage of its own (SRUM); false: its mean",
     )
-    shape: Shape = section(Shape, "from the score to what is optimised: steps in this order, each present = on")
+    shape: Shape = section(
+        Shape, "from the score to what is optimised: clip, then bound, modulate, confidence; each present = on"
+    )
 
 
 def spatial(rewards: Mapping[str, Reward]) -> list[str]:
