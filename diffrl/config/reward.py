@@ -95,9 +95,7 @@ class Reward(Watched):
         False,
         "its map says where an image is right: each latent cell has an advantage of its own (SRUM); false: its mean",
     )
-    shape: Shape = section(
-        Shape, "from the score to what is optimised: clip, then bound, modulate, confidence; each present = on"
-    )
+    shape: Shape = section(Shape, "steps that change the score: clip, then bound, modulate, confidence; present = on")
 
 
 def spatial(rewards: Mapping[str, Reward]) -> list[str]:
