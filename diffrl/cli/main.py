@@ -226,10 +226,10 @@ def _shown_warnings() -> Iterator[None]:
     """What diffrl logs goes to stderr once: libraries give the root logger a handler of their own."""
     logger, handler = logging.getLogger("diffrl"), _ToStderr()
     # A reward's file that lets every logger speak (`logging.basicConfig(level=DEBUG)`) means its own, not each chunk of
-    # every PNG and each font of every report.
+    # every PNG and each font of every report; nor, of a handler that a library gives, matplotlib's new list of fonts.
     for name in ("PIL", "matplotlib", "filelock"):
         if logging.getLogger(name).level == logging.NOTSET:
-            logging.getLogger(name).setLevel(logging.INFO)
+            logging.getLogger(name).setLevel(logging.WARNING)
     logger.addHandler(handler)
     logger.propagate = False
     try:
