@@ -6,13 +6,11 @@ Feature extractors map images (B, 3, H, W) float in [0, 1] to (B, F) features on
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.errors import UserError
 from diffrl.worlds import worlds
 
 Features = Callable[[Tensor], Tensor]
@@ -47,15 +45,6 @@ def pixel_features(images: Tensor) -> Tensor:
     return (small - 0.5).cpu()
 
 
-def _vit_features(model: nn.Module, edge: int, crop: list[int], mean: Tensor, std: Tensor, images: Tensor) -> Tensor:
-    device, (h, w) = next(model.parameters()).device, images.shape[-2:]
-    size = [int(edge * h / min(h, w)), int(edge * w / min(h, w))] if edge else crop  # as the processor does it
-    x = F.interpolate(images.to(device).float(), size=size, mode="bicubic", antialias=True).clamp(0, 1)
-    x = x[..., (size[0] - crop[0]) // 2 :, (size[1] - crop[1]) // 2 :][..., : crop[0], : crop[1]]
-    with torch.no_grad():
-        return model((x - mean.to(device)) / std.to(device)).pooler_output.float().cpu()
-
-
 def default_features(model: str) -> str:
     """The features of a model for which none are named: what its world has, else a grid of colours."""
     return worlds()[model].features if model in worlds() else "pixels"
@@ -77,19 +66,6 @@ def load_features(name: str, device: torch.device | str = "cpu") -> Features:
     for world in worlds().values():
         if (space := world.feature_space(name, device)) is not None:
             return space
-    from transformers import AutoImageProcessor, AutoModel
+    from diffrl.vision_features import vision_features
 
-    from diffrl.hub import pinned
-
-    try:
-        source, at = pinned(name)
-        model = AutoModel.from_pretrained(source, **at).eval().requires_grad_(False).to(device)
-        processor = AutoImageProcessor.from_pretrained(source, **at)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"evaluate.features: no vision model {name!r} ({reason}); choose pixels or clip") from error
-    size = dict(processor.size)
-    crop = dict((getattr(processor, "do_center_crop", None) and processor.crop_size) or size)
-    side = [int(crop.get(name) or crop["shortest_edge"]) for name in ("height", "width")]
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (processor.image_mean, processor.image_std))
-    return partial(_vit_features, model, size.get("shortest_edge") or 0, side, mean, std)
+    return vision_features(name, device)

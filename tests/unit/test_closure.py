@@ -60,6 +60,7 @@ OUTSIDE = (
     "diffrl.store",
     "diffrl.sweep",
     "diffrl.tools",
+    "diffrl.vision_features",
     "diffrl.watch",
     "diffrl_lab",
     "diffrl_playground",
