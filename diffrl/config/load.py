@@ -32,7 +32,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), world: int | No
     file = find_config(path)
     source = read(file)
     _fill(source.data)
-    _override(source, overrides)
+    _put_on(source, overrides)
     return _checked(source, f"runs/{file.stem}", world)
 
 
@@ -53,33 +53,25 @@ def make_config(
         data = base.resolved() if isinstance(base, Config) else {}
         source, folder = Source("config", data, outside=outside), "runs/run"
         if isinstance(base, Mapping):
-            _merge(source, base)
+            _put_on(source, values=base)
     else:
         file = find_config(base)
         source, folder = read(file), f"runs/{file.stem}"
     source.outside = outside
     _fill(source.data)
-    _override(source, overrides)
     values = values or {}
-    _merge(source, values)
+    _put_on(source, overrides, values)
     if "watch" not in values and isinstance(watched := source.data.get("watch"), dict):
         for name in values.get("rewards") or ():
             watched.pop(name, None)
     return _checked(source, folder, world)
 
 
-def _override(source: Source, words: Iterable[str]) -> None:
-    for text in words:
-        from diffrl.config.overrides import override
+def _put_on(source: Source, words: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> None:
+    if words or values:
+        from diffrl.config.overrides import put_on
 
-        override(source, text)
-
-
-def _merge(source: Source, values: Mapping[str, Any]) -> None:
-    if values:
-        from diffrl.config.overrides import merge
-
-        merge(source, values)
+        put_on(source, words, values or {})
 
 
 def _checked(source: Source, folder: str, world: int | None) -> Config:

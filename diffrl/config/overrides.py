@@ -15,6 +15,13 @@ from diffrl.config.source import Source, fill, parse
 from diffrl.errors import UserError, nearest
 
 
+def put_on(source: Source, words: Iterable[str], values: Mapping[str, Any]) -> None:
+    """Put a command line's words on top of a source, and then a program's values."""
+    for text in words:
+        override(source, text)
+    merge(source, values)
+
+
 def override(source: Source, text: str) -> None:
     """Apply one `section.key=value`; the value is read as YAML."""
     if not isinstance(text, str):
