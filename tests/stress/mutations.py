@@ -44,7 +44,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 HARMLESS = Path(__file__).with_name("mutations_harmless.yaml")
 MODULES = (
-    *("forward", "samplers", "advantages", "objectives/rows", "methods/grpo/objective", "methods/nft/objective"),
+    *("forward", "samplers", "advantages", "objectives/rows", "objectives/noising"),
+    *("methods/grpo/objective", "methods/nft/objective"),
     *("methods/crd/objective", "methods/crd/centring", "methods/gardo/gate", "methods/gardo/penalty"),
     *("methods/gardo/references", "methods/marble/combiner", "methods/marble/bank", "methods/marble/gradients"),
     *("methods/marble/simplex", "methods/shared/coupling", "methods/dpo/objective", "methods/rwr/objective"),
