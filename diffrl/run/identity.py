@@ -83,6 +83,7 @@ def started_with(config: Config) -> Identity:
     }
     settings = {key: value for key, value in values.items() if key not in called}
     also = {f"evaluate.also.{name}": one.source(config.model) for name, one in config.evaluate.also.items()}
+    settings["prompts.test (texts)"] = _digest(load_prompts(config.prompts.test))  # each process draws a share
     return {VERSION: __version__, **settings} | contents(config) | _commits(also) | _plugin_files(config)
 
 

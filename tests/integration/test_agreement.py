@@ -73,6 +73,17 @@ def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(
     assert (code, other) == (2, 2) and "rewards.redness (file)" in said
 
 
+def test_other_held_out_prompts_behind_the_same_path_are_seen(config_file: Any, tmp_path: Path) -> None:
+    """Each process draws its share of them: the means would be of two mixed sets, or the processes would part."""
+    folders = [tmp_path / "machine0", tmp_path / "machine1"]
+    for rank, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "held.txt").write_text(f"red a\nred {rank}\n")
+    words = [str(config_file("apart", epochs=1)), "prompts.test=held.txt"]
+    (code, said), (other, _) = started(words, words, folders=folders)
+    assert (code, other) == (2, 2) and "prompts.test (texts)" in said
+
+
 def test_what_only_a_built_reward_tells_ends_all_processes_too(config_file: Any, tmp_path: Path) -> None:
     """Another model behind the same name, as a server or a folder of weights has it."""
     plugin = tmp_path / "reward.py"
