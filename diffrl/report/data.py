@@ -189,7 +189,7 @@ def read_run(folder: str | Path) -> RunData:
 
 def warnings_of(run: RunData) -> list[str]:
     """What a reader must know before trusting the run, one sentence each."""
-    return [*_overlap(run), *_drawn_anew(run), *_judged(run), *_not_finite(run), *_unscored(run)]
+    return [*_overlap(run), *_measured_anew(run), *_judged(run), *_not_finite(run), *_unscored(run)]
 
 
 def _unscored(run: RunData) -> Iterable[str]:
@@ -213,11 +213,14 @@ def _overlap(run: RunData) -> Iterable[str]:
         yield "prompts.overlap is on: test prompts may be training prompts, so no value here is of held-out prompts."
 
 
-def _drawn_anew(run: RunData) -> Iterable[str]:
-    """First and last value are of other images."""
-    if len({str(start["evaluations"]) for start in run.starts if "evaluations" in start}) > 1:
-        what = "the section evaluate, the solver or the held-out prompts"
-        yield f"A resume changed what evaluations draw ({what}): changes since before it are not training's alone."
+def _measured_anew(run: RunData) -> Iterable[str]:
+    """First and last value are of other images, or of another judge."""
+    known = [facts for start in run.starts if isinstance(facts := start.get("evaluations"), dict)]
+    for key in dict.fromkeys(key for facts in known for key in facts):
+        if len({str(facts[key]) for facts in known if key in facts}) > 1:
+            what = "the section evaluate, the solver or the held-out prompts"
+            changed = f"what evaluations draw ({what})" if key == "draw" else key
+            yield f"A resume changed {changed}: changes of held-out values since before it are not training's alone."
 
 
 def _judged(run: RunData) -> Iterable[str]:

@@ -62,7 +62,7 @@ def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[
         start.compare(run.identity)
         with _left_intact(run):
             facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes, "hub": commits()}
-            facts |= {"lower_is_better": sorted(run.lower), "evaluations": run.evaluation.drawn}
+            facts |= {"lower_is_better": sorted(run.lower), "evaluations": run.evaluation.facts}
             folder.begin(run.config, start, run.identity, **facts)
             run.prepare()
             with _interruptible(run, [] if owner is None else [owner.check]):

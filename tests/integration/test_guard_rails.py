@@ -99,20 +99,29 @@ def test_a_lora_after_which_nothing_can_be_read_is_not_healthy(hacked: Path, mon
     assert json.loads((folder / "healthy" / "evaluation.json").read_text())["epoch"] == 1
 
 
-@pytest.mark.parametrize("changed", ["evaluate.steps=2", "evaluate.prompts=1", "evaluate.per_prompt=3", "texts", ""])
-def test_a_resume_that_draws_other_held_out_images_is_told_in_the_report(
-    config_file, tmp_path: Path, changed: str
-) -> None:
-    """Means before and after it are of other images; so are those of a file of prompts that was changed."""
-    test = tmp_path / "test.txt"
+CHANGES = {
+    **dict.fromkeys(["evaluate.steps=2", "evaluate.prompts=1", "evaluate.per_prompt=3", "texts"], "evaluations draw"),
+    **dict.fromkeys(["code", "watch.warmth.scale=2"], "watch.warmth (code and files)"),
+    "": "",
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_resume_that_measures_something_else_is_told_in_the_report(config_file, tmp_path: Path, changed: str) -> None:
+    """Means before and after it are of other images or another judge, whose file or arguments may change, too."""
+    test, judge = tmp_path / "test.txt", tmp_path / "judge.py"
     test.write_text("a red heart\na blue star\n")
-    config = config_file("changed", prompts={"test": str(test)}, epochs=1, evaluate={"every": 1})
+    judge.write_text("def warmth(images, scale=1.0):\n    return scale * images[:, 2].mean(dim=(1, 2))\n")
+    sections = {"prompts": {"test": str(test)}, "watch": {"warmth": {"plugin": f"{judge}:warmth"}}}
+    config = config_file("changed", epochs=1, evaluate={"every": 1}, **sections)
     train(load_config(config))
     folder = Path(load_config(config).run_dir)
-    assert not any("evaluations draw" in text for text in warnings_of(read_run(folder)))
+    assert not any("A resume changed" in text for text in warnings_of(read_run(folder)))
     if changed == "texts":
         test.write_text("a red heart\na green star\n")
+    if changed == "code":
+        judge.write_text(judge.read_text().replace("[:, 2]", "[:, 0]"))
     words = [changed] if "=" in changed else []
     train(load_config(config, ["epochs=2", *words]), resume=folder)
-    told = [text for text in warnings_of(read_run(folder)) if "evaluations draw" in text]
-    assert len(told) == bool(changed)
+    told = [text for text in warnings_of(read_run(folder)) if "A resume changed" in text]
+    assert len(told) == bool(changed) and all(CHANGES[changed] in text for text in told)
