@@ -10,9 +10,11 @@ import torch
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import printable
+from diffrl.errors import UserError, printable
 from diffrl.records.disk import check_writable
 from diffrl.rewards.answers import applies
+from diffrl.rewards.building import CHANGING
+from diffrl.rewards.registry import declares
 from diffrl.rollout import generate
 from diffrl.run.describe import describe
 from diffrl.run.evaluation import evaluation_spec
@@ -44,6 +46,9 @@ def without_caches(config: Config) -> Config:
         for name, reward in getattr(config, table).items():
             if reward.cache is not None:
                 check_writable(Path(reward.cache), f"{table}.{name}.cache")
+                plugin = reward.plugin or name
+                if why := next((text for able, text in CHANGING.items() if declares(plugin, able)), None):
+                    raise UserError(f'{name}: cache: the reward "{plugin}" {why}; leave it out')  # as `build_rewards`
             tables[table][name] = reward.model_copy(update={"cache": None})
     return config.model_copy(update=tables)
 

@@ -20,6 +20,7 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import RewardError, missing_of_instance
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
+from diffrl.run.dry_run import without_caches
 
 pytestmark = pytest.mark.usefixtures("one_call")
 
@@ -194,6 +195,10 @@ def test_where_a_batch_is_none_it_is_refused(case: str, config_file: Any) -> Non
     if message is None:
         with pytest.raises(UserError, match=r"cache: the reward .* judges whole batches"):
             build_rewards({"vendi": Entry("vendi", cache="scores")}, CPU)
+        cached = {"vendi": {"model": "playground", "cache": "scores"}}
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "rewards": cached}))
+        with pytest.raises(UserError, match=r"cache: the reward .* judges whole batches"):
+            without_caches(load_config(path))  # a dry run, which builds none
         return
     with pytest.raises(UserError, match=message):
         load_config(path)
