@@ -16,6 +16,7 @@ from diffrl.records.disk import append_line
 from diffrl.stats import differences, known, significant, standard_error
 
 NAME = "held_out.jsonl"
+PROMPTS, SOLVER = "prompts.test (texts and number)", "evaluate (solver and size)"  # in environment.json, as digests
 Values = Sequence[float | None]  # of each prompt, in their order; None where a reward does not apply
 
 

@@ -69,6 +69,11 @@ class RunData:
         return sorted(names, key=lambda name: BREADTH.index(name) + 1 if name in BREADTH else 0)
 
     @property
+    def measured(self) -> list[Mapping[str, Any]]:
+        """Of each start that recorded them, digests of what evaluations draw and of their judges."""
+        return [facts for start in self.starts if isinstance(facts := start.get("evaluations"), dict)]
+
+    @property
     def students(self) -> list[str]:
         """Names of the models beside the trained one that wear its LoRA in evaluations; their values are `NAME/...`."""
         return list((self.config.get("evaluate") or {}).get("also") or {})
@@ -213,14 +218,17 @@ def _overlap(run: RunData) -> Iterable[str]:
         yield "prompts.overlap is on: test prompts may be training prompts, so no value here is of held-out prompts."
 
 
+def differing(facts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What is not the same in all of these, as far as it is known."""
+    known = list(facts)
+    keys = dict.fromkeys(key for one in known for key in one)
+    return [key for key in keys if len({str(one[key]) for one in known if key in one}) > 1]
+
+
 def _measured_anew(run: RunData) -> Iterable[str]:
     """First and last value are of other images, or of another judge."""
-    known = [facts for start in run.starts if isinstance(facts := start.get("evaluations"), dict)]
-    for key in dict.fromkeys(key for facts in known for key in facts):
-        if len({str(facts[key]) for facts in known if key in facts}) > 1:
-            what = "the section evaluate, the solver or the held-out prompts"
-            changed = f"what evaluations draw ({what})" if key == "draw" else key
-            yield f"A resume changed {changed}: changes of held-out values since before it are not training's alone."
+    for key in differing(run.measured):
+        yield f"A resume changed {key}: changes of held-out values since before it are not training's alone."
 
 
 def _judged(run: RunData) -> Iterable[str]:

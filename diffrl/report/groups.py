@@ -20,8 +20,9 @@ import numpy as np
 
 from diffrl.errors import UserError, foreign
 from diffrl.records.drawing import evaluation_of
+from diffrl.records.held_out import PROMPTS, SOLVER
 from diffrl.records.progress import finite
-from diffrl.report.data import BREADTH, RunData, read_run
+from diffrl.report.data import BREADTH, RunData, differing, read_run
 from diffrl.stats import differences as changes_of
 from diffrl.stats import holm, interval, p_value
 
@@ -99,7 +100,7 @@ class Group:
 
     def pairs_with(self, other: Group) -> bool:
         """Do evaluations of one seed draw the same prompts from the same noise in both?"""
-        return _drawn(self.first) == _drawn(other.first)
+        return _drawn(self.first) == _drawn(other.first) and PROMPTS not in _apart([self.first, other.first])
 
     @property
     def names(self) -> list[str]:
@@ -213,6 +214,11 @@ def _over_prompts(name: str, pairs: Sequence[tuple[RunData, int, RunData, int]])
     return p_value(np.ma.masked_invalid(each).mean(0).filled(np.nan))
 
 
+def _apart(runs: Sequence[RunData]) -> list[str]:
+    """What the newest evaluations of these runs do not have in common, by what was recorded of them."""
+    return differing(run.measured[-1] for run in runs if run.measured)
+
+
 def drawn_apart(runs: Sequence[RunData]) -> list[str]:
     """A sentence for each key in which the runs' evaluations draw differently: that is part of every difference."""
     each = {run.name: evaluation_of(run.config) for run in runs}
@@ -222,7 +228,8 @@ def drawn_apart(runs: Sequence[RunData]) -> list[str]:
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
             lines.append(f"Evaluations draw with another {key} ({listed}): part of a difference is the drawing's.")
-    return lines
+    differ = [key for key in _apart(runs) if key != SOLVER]
+    return lines + [f"Evaluations have another {key}: part of a difference is the measuring's." for key in differ]
 
 
 def names_of(groups: Sequence[Group]) -> list[str]:

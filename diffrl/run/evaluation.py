@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from diffrl.evaluation import Evaluated, Evaluator, summarise, together
 from diffrl.features import Features
 from diffrl.policy import Policy
 from diffrl.prompts import load_prompts
-from diffrl.records.held_out import HeldOut
+from diffrl.records.held_out import PROMPTS, SOLVER, HeldOut
 from diffrl.records.verdict import Guard
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
@@ -66,17 +66,17 @@ class Evaluation:
             self.backbone = resized(policy.backbone, resolution, "evaluate.resolution")
         self.past: list[dict[str, Any]] = []  # what was measured so far, the first one before training
         self.held = HeldOut()  # of each prompt
-        self.code: Mapping[str, str] = {}  # of the judges, as digests
+        self.code: dict[str, str] = {}  # of the judges, as digests
         self._prompts: dict[str, list[float | None]] = {}  # of the newest evaluation
         self._samples = torch.empty(0), torch.empty(0)  # images and their scores, of the newest evaluation
 
     @property
     def facts(self) -> dict[str, str]:
-        """Digests of what evaluations draw, and of each judge: two starts' values can be compared where these agree."""
+        """Digests of what evaluations draw, and of each judge: values can be compared where these are the same."""
         spec, evaluate = evaluation_spec(self.config), self.config.evaluate
-        solver = [spec.sampler, spec.steps, spec.noise_level, spec.guidance_scale, spec.shift]
-        what = [[prompt.text for prompt in self.prompts], evaluate.per_prompt, evaluate.resolution, *solver]
-        return {"draw": hashlib.sha256(repr(what).encode()).hexdigest()[:16], **self.code}
+        solver = [evaluate.resolution, spec.sampler, spec.steps, spec.noise_level, spec.guidance_scale, spec.shift]
+        drawn = {PROMPTS: [evaluate.per_prompt, *(prompt.text for prompt in self.prompts)], SOLVER: solver}
+        return {key: hashlib.sha256(repr(what).encode()).hexdigest()[:16] for key, what in drawn.items()} | self.code
 
     def measure(self, metrics: dict[str, Any], logger: RunLogger, evaluated: bool = True) -> list[str]:
         """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; the guard rails' alarms."""

@@ -211,7 +211,8 @@ def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
     )
     _add(extended)
     _check_rewards(config, scorer, (rollouts if config.drawn_groups else extended.source).stream.prompts, processes)
-    code = evaluation.code = digests(config, {**rewards.judges.rewards, **scorer.rewards})
+    code = digests(config, {**rewards.judges.rewards, **scorer.rewards})
+    evaluation.code = {key.partition(".")[2]: value for key, value in code.items()}
     check_agreement(checked.accelerator, code, ALIKE)
     identity = config_identity(config) | contents(config) | of_training(config, code)
     loop = Loop(

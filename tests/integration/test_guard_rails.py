@@ -100,8 +100,9 @@ def test_a_lora_after_which_nothing_can_be_read_is_not_healthy(hacked: Path, mon
 
 
 CHANGES = {
-    **dict.fromkeys(["evaluate.steps=2", "evaluate.prompts=1", "evaluate.per_prompt=3", "texts"], "evaluations draw"),
-    **dict.fromkeys(["code", "watch.warmth.scale=2"], "watch.warmth (code and files)"),
+    **dict.fromkeys(["evaluate.prompts=1", "evaluate.per_prompt=3", "texts"], "prompts.test (texts and number)"),
+    **dict.fromkeys(["code", "watch.warmth.scale=2"], " warmth (code and files)"),
+    "evaluate.steps=2": "evaluate (solver and size)",
     "": "",
 }
 

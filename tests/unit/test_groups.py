@@ -96,6 +96,26 @@ def test_what_draws_other_prompts_is_not_paired(two: list[Group], tmp_path: Path
     assert alone.against(two[0], "clip") is None, "no seed in common"
 
 
+@pytest.mark.parametrize(
+    ("key", "paired", "told"),
+    [
+        ("prompts.test (texts and number)", False, True),  # another text in the same file
+        ("gold (code and files)", True, True),  # the same judge by its name only
+        ("evaluate (solver and size)", True, False),  # whose keys the config tells
+        ("", True, False),
+    ],
+)
+def test_what_runs_measured_otherwise_is_said(tmp_path: Path, key: str, paired: bool, told: bool) -> None:
+    runs = [make(tmp_path / name, 0, 0.1, nft={"beta": float(name)}) for name in "12"]
+    for run in runs:
+        facts = {"clip (code and files)": "0", key: run.name} if key else {"clip (code and files)": "0"}
+        (run / "environment.json").write_text(json.dumps([{"evaluations": {key: "old"}}, {"evaluations": facts}]))
+    one, other = group(runs)
+    assert one.pairs_with(other) == paired
+    sentence = f"Evaluations have another {key}: part of a difference is the measuring's."
+    assert (sentence in compare.text_of(runs)) == told and "clip (code" not in compare.text_of(runs)
+
+
 def test_the_best_is_named_only_where_intervals_part(two: list[Group], tmp_path: Path) -> None:
     assert best(two, "clip") is two[1] and best(two, "diversity") is None
     two[1].runs[1].metrics[-1]["eval/clip"] -= 0.3  # one seed that failed
