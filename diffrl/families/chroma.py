@@ -14,13 +14,13 @@ from diffusers.models.transformers.transformer_chroma import ChromaSingleTransfo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from diffrl.families.family import Family, Known
 from diffrl.families.latents import pack, unpack
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 
 
 class Chroma(Family):
-    """The family's part of a policy (see `diffrl.policy.family`)."""
+    """The family's part of a policy (see `diffrl.families.family`)."""
 
     longest_text = 512
     known = (Known("lodestones/Chroma1-HD", 35, 5.0),)

@@ -13,14 +13,14 @@ import torch
 from diffusers import FluxPipeline
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.families.latents import pack, unpack
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import Resolution
 
 
 class Flux(Family):
-    """The family's part of a policy (see `diffrl.policy.family`).
+    """The family's part of a policy (see `diffrl.families.family`).
 
     Guidance goes into the network where it was distilled (dev). Without an input for it (schnell) guidance other than 1
     is classifier-free, two rows each, what the plain pipeline calls `true_cfg_scale`. No target is dead: the text

@@ -12,15 +12,15 @@ import torch
 from diffusers import Flux2KleinPipeline
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.families.latents import channelwise
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.meaning import refuse_others
 from diffrl.policy.pipelines import JOINT_ATTENTION, Resolution
 
 
 class Flux2(Family):
-    """The family's part of a policy (see `diffrl.policy.family`)."""
+    """The family's part of a policy (see `diffrl.families.family`)."""
 
     autoencoders = ("AutoencoderKLFlux2",)
     targets = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out")

@@ -18,13 +18,13 @@ from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwa
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
+from diffrl.families.family import Family, Known
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import Resolution, schedule_shift
 
 
 class HiDream(Family):
-    """The family's part of a policy (see `diffrl.policy.family`).
+    """The family's part of a policy (see `diffrl.families.family`).
 
     In evaluation mode diffusers' experts run without a gradient. So they are kept in training mode, which computes the
     same, with one; their gates stay in evaluation mode.

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.families.latents import pack, unpack
 from diffrl.families.qwen_image import OneFrame
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import Resolution, schedule_shift
 
 DISTILLED_MU = 1.15
 
 
 class Krea2(OneFrame, Family):
-    """The family's part of a policy (see `diffrl.policy.family`).
+    """The family's part of a policy (see `diffrl.families.family`).
 
     The plain pipeline adds `guidance_scale` times the difference to the conditional prediction: its 4.5 is 5.5 here,
     and its 0 is 1, none.

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.families.latents import to_norm_of
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import schedule_shift
 
 
 class Lumina2(Family):
-    """The family's part of a policy (see `diffrl.policy.family`)."""
+    """The family's part of a policy (see `diffrl.families.family`)."""
 
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
     empty = None

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.families.latents import channelwise, pack, to_norm_of, unpack
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.meaning import refuse_others
 from diffrl.policy.pipelines import Resolution
 
@@ -44,7 +44,7 @@ class OneFrame:
 
 
 class QwenImage(OneFrame, Family):
-    """The family's part of a policy (see `diffrl.policy.family`)."""
+    """The family's part of a policy (see `diffrl.families.family`)."""
 
     autoencoders = ("AutoencoderKLQwenImage",)
     empty = " "

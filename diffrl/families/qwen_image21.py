@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.families.qwen_image import OneFrame
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 
 
 class QwenImage21(OneFrame, Family):
-    """The family's part of a policy (see `diffrl.policy.family`)."""
+    """The family's part of a policy (see `diffrl.families.family`)."""
 
     autoencoders = ("AutoencoderKLQwenImage21",)
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))

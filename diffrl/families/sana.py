@@ -14,14 +14,14 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 
 INSTRUCTION = inspect.signature(SanaPipeline.__call__).parameters["complex_human_instruction"].default
 
 
 class Sana(Family):
-    """The family's part of a policy (see `diffrl.policy.family`).
+    """The family's part of a policy (see `diffrl.families.family`).
 
     The pipeline's solver is DPM-Solver++(2M): `dpm2` here gives its pictures.
     """

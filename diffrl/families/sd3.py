@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
+from diffrl.families.family import Family, Known
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import Resolution
 
 
 class SD3(Family):
-    """The family's part of a policy (see `diffrl.policy.family`)."""
+    """The family's part of a policy (see `diffrl.families.family`)."""
 
     text_length, longest_text = 256, 512
     known = (Known("stabilityai/stable-diffusion-3.5-medium", 40, 4.5), Known("playground", 10, 1.0))

@@ -14,10 +14,10 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.families.latents import channelwise
 from diffrl.forward import Prediction, VariancePreserving
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 from diffrl.policy.meaning import (
     BETAS,
     SCHEDULER,
@@ -61,7 +61,7 @@ WITHOUT = {"safety_checker": None, "requires_safety_checker": False}  # of 1.x: 
 
 
 class StableDiffusion(Family):
-    """The family's part of a policy (see `diffrl.policy.family`), with SDXL's second text encoder or without.
+    """The family's part of a policy (see `diffrl.families.family`), with SDXL's second text encoder or without.
 
     SDXL has a pooled embedding, too, and is told the picture's size: an uncropped one of the latent's own size.
 

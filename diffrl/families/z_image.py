@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 
 
 class ZImage(Family):
-    """The family's part of a policy (see `diffrl.policy.family`).
+    """The family's part of a policy (see `diffrl.families.family`).
 
     The plain pipeline adds `guidance_scale` times the difference to the conditional prediction: its 4 is 5 here, and
     its 0 is 1, none.

@@ -1,4 +1,4 @@
-"""What a family of pipelines answers, as a type: `diffrl.policy.family` has the defaults, `Policy` does the rest.
+"""What a family of pipelines answers, as a type: `diffrl.families.family` has the defaults, `Policy` does the rest.
 
 Symbols (shapes): as in `diffrl.policy.base`.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Backbone(Protocol):
-    """What differs from one family of pipelines to the next, see `diffrl.policy.family`. `Policy` does the rest."""
+    """What differs from one family of pipelines to the next, see `diffrl.families.family`. `Policy` does the rest."""
 
     targets: tuple[str, ...]  # names of the attention projections, the default of lora.targets
     dead_targets: tuple[str, ...]  # full names among them whose output the network never uses

@@ -26,7 +26,7 @@ SHIPPED = {
     "Lumina2Pipeline": "diffrl.families.lumina2:Lumina2",
     "HiDreamImagePipeline": "diffrl.families.hidream:HiDream",
 }
-# What a class must have of its own: the other parts of `Backbone` have defaults in `diffrl.policy.family`.
+# What a class must have of its own: the other parts of `Backbone` have defaults in `diffrl.families.family`.
 NEEDED = ("load", "encode", "forward", "prediction", "guide", "timesteps", "to_vae", "from_vae", "save_lora", "blank")
 
 

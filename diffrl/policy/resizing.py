@@ -22,7 +22,7 @@ def resized(backbone: Any, resolution: Resolution, key: str) -> Any:
         return None
     if not hasattr(backbone, "resized"):
         name = type(backbone).__name__
-        raise UserError(f"{key}: {name} has no method `resized`, which families under diffrl.policy.family.Family have")
+        raise UserError(f"{key}: {name} has no method `resized`, which every diffrl.families.family.Family has")
     try:
         return backbone.resized(resolution)
     except UserError as error:

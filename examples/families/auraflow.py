@@ -16,8 +16,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from diffrl.families.family import Family, Known
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
 
 
 class AuraFlow(Family):
