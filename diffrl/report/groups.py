@@ -21,7 +21,7 @@ import numpy as np
 from diffrl.errors import UserError, foreign
 from diffrl.records.drawing import evaluation_of
 from diffrl.records.held_out import PROMPTS, SOLVER
-from diffrl.records.progress import finite
+from diffrl.records.progress import count, finite
 from diffrl.report.data import BREADTH, RunData, differing, read_run
 from diffrl.stats import differences as changes_of
 from diffrl.stats import holm, interval, p_value
@@ -228,6 +228,10 @@ def drawn_apart(runs: Sequence[RunData]) -> list[str]:
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
             lines.append(f"Evaluations draw with another {key} ({listed}): part of a difference is the drawing's.")
+    images = {run.name: count(run.last.get("samples")) for run in runs}
+    if len(set(images.values())) > 1:
+        listed = ", ".join(f"{name} {number}" for name, number in images.items())
+        lines.append(f"The numbers of images differ ({listed}): read the values beside them.")
     differ = [key for key in _apart(runs) if key != SOLVER]
     return lines + [f"Evaluations have another {key}: part of a difference is the measuring's." for key in differ]
 

@@ -37,11 +37,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
         )
     lines += [f"{one.name}: other prompts or another model than {groups[0].name}, so no difference is given."
               for one in groups[1:] if not one.pairs_with(groups[0])]  # fmt: skip
-    lines += drawn_apart([one.first for one in groups])
-    images = {count(one.first.metrics[-1].get("samples")) for one in groups}
-    if len(images) > 1:
-        lines.append("The numbers of images differ: read the values beside them.")
-    return lines
+    return lines + drawn_apart([one.first for one in groups])
 
 
 def cells(groups: Sequence[Group]) -> tuple[list[str], list[list[str]], list[list[bool]]]:

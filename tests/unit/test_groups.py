@@ -116,6 +116,15 @@ def test_what_runs_measured_otherwise_is_said(tmp_path: Path, key: str, paired: 
     assert (sentence in compare.text_of(runs)) == told and "clip (code" not in compare.text_of(runs)
 
 
+def test_unequal_numbers_of_images_are_said_on_the_terminal_too(tmp_path: Path) -> None:
+    runs = [make(tmp_path / name, 0, 0.1, nft={"beta": float(name)}) for name in "12"]
+    assert "numbers of images" not in compare.text_of(runs)
+    lines = (runs[1] / "metrics.jsonl").read_text().splitlines()
+    (runs[1] / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    said = "The numbers of images differ (1 200, 2 100): read the values beside them."
+    assert said in compare.text_of(runs) and said in as_file(group(runs), ".md")
+
+
 def test_the_best_is_named_only_where_intervals_part(two: list[Group], tmp_path: Path) -> None:
     assert best(two, "clip") is two[1] and best(two, "diversity") is None
     two[1].runs[1].metrics[-1]["eval/clip"] -= 0.3  # one seed that failed
