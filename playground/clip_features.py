@@ -11,11 +11,8 @@ import torch
 
 
 def clip_features(folder: Path, side: int, device: torch.device | str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Its image tower: images (B, 3, H, W) in [0, 1], read at `side` pixels, to (B, F) on the CPU.
-
-    The folder is in `open_clip`'s format: anyone loads it with
-    `open_clip.create_model_and_transforms("local-dir:FOLDER")`.
-    """
+    """Its image tower: images (B, 3, H, W) in [0, 1], read at `side` pixels, to (B, F) on the CPU. Anyone loads it with
+    `open_clip.create_model_and_transforms("local-dir:FOLDER")`."""
     model: Any = open_clip.create_model(f"local-dir:{folder}", device=str(device)).eval()
     mean, std = (torch.tensor(model.visual.preprocess_cfg[k]).view(1, 3, 1, 1).to(device) for k in ("mean", "std"))
 

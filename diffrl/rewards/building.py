@@ -77,16 +77,12 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
                 reward = Column(reward, column)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
-        _check_one(name, reward)
+        if names := ability(reward, "columns"):
+            text = f'the reward "{reward.name}" has the columns {", ".join(names)}'
+            raise UserError(f"{name}: {text}; choose one: column")
         rewards[name] = reward
     _check_shared(entries, rewards)
     return rewards
-
-
-def _check_one(name: str, reward: Reward) -> None:
-    """UserError for a reward of several columns of which none is chosen."""
-    if names := ability(reward, "columns"):
-        raise UserError(f'{name}: the reward "{reward.name}" has the columns {", ".join(names)}; choose one: column')
 
 
 def _place(reward: Reward) -> str:
