@@ -81,6 +81,8 @@ def plan(
     for key in [*axes, *(text.partition("=")[0] for text in overrides)]:
         if key in ITS_OWN:
             raise UserError(f"{key}: a sweep sets it itself: {'--seeds N' if key == 'seed' else '--out FOLDER'}")
+    if holds_a_run(out):
+        raise UserError(f"--out: {out} holds a run; name a folder of the sweep's own, such as runs/NAME")
     groups: dict[str, Config] = {}
     for config, name in zip(configs, _names(configs), strict=True):
         for label, variation in _variations(axes):

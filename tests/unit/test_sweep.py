@@ -292,3 +292,12 @@ def test_a_cluster_that_does_not_answer_at_first_is_bad_input(tmp_path: Path, mo
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match="no controller"):
         cluster.run_on_slurm([job(tmp_path, "a", "")], 1, {}, tmp_path)
+
+
+def test_a_sweep_begins_in_no_run_s_folder(config_file, tmp_path: Path) -> None:
+    """Its runs would lie among that run's files, for which what reads it looks."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "metrics.jsonl").write_text('{"epoch": 0}\n{"epoch": 1}\n')
+    with pytest.raises(UserError, match="holds a run"):
+        plan([str(config_file("one", epochs=1))], [], {}, 1, home)
