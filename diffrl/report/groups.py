@@ -100,7 +100,8 @@ class Group:
 
     def pairs_with(self, other: Group) -> bool:
         """Do evaluations of one seed draw the same prompts from the same noise in both?"""
-        return _drawn(self.first) == _drawn(other.first) and PROMPTS not in _apart([self.first, other.first])
+        newest = [run.measured[-1] for run in (self.first, other.first) if run.measured]
+        return _drawn(self.first) == _drawn(other.first) and PROMPTS not in differing(newest)
 
     @property
     def names(self) -> list[str]:
@@ -214,11 +215,6 @@ def _over_prompts(name: str, pairs: Sequence[tuple[RunData, int, RunData, int]])
     return p_value(np.ma.masked_invalid(each).mean(0).filled(np.nan))
 
 
-def _apart(runs: Sequence[RunData]) -> list[str]:
-    """What the newest evaluations of these runs do not have in common, by what was recorded of them."""
-    return differing(run.measured[-1] for run in runs if run.measured)
-
-
 def drawn_apart(runs: Sequence[RunData]) -> list[str]:
     """A sentence for each key in which the runs' evaluations draw differently: that is part of every difference."""
     each = {run.name: evaluation_of(run.config) for run in runs}
@@ -232,7 +228,7 @@ def drawn_apart(runs: Sequence[RunData]) -> list[str]:
     if len(set(images.values())) > 1:
         listed = ", ".join(f"{name} {number}" for name, number in images.items())
         lines.append(f"The numbers of images differ ({listed}): read the values beside them.")
-    differ = [key for key in _apart(runs) if key != SOLVER]
+    differ = [key for key in differing(run.measured[-1] for run in runs if run.measured) if key != SOLVER]
     return lines + [f"Evaluations have another {key}: part of a difference is the measuring's." for key in differ]
 
 

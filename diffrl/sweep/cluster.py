@@ -111,8 +111,7 @@ def _submit(jobs: Sequence[Job], at_once: int, options: Mapping[str, str], folde
 
 
 def _queued(otherwise: set[str] | None = None) -> set[str]:
-    """The numbers of the jobs that wait or run. `otherwise`: those where squeue does not answer, as while Slurm's
-    controller starts again; without it that is a UserError."""
+    """The numbers of the jobs that wait or run; `otherwise` (or a UserError) while Slurm's controller starts again."""
     try:
         done = subprocess.run(["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, check=True)
         return set(done.stdout.split())
