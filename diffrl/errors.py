@@ -114,9 +114,9 @@ def in_one_line(error: BaseException, most: int = 500, place: bool = False) -> s
 def nearest(name: str, choices: Iterable[str]) -> str:
     """`' (nearest: "x")'` for the choice closest to `name`, or all choices when few, or an empty string."""
     options = sorted(choices)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), [one.lower() for one in options], n=1, cutoff=0.5)
     if close:
-        return f' (nearest: "{close[0]}")'
+        return f' (nearest: "{next(one for one in options if one.lower() == close[0])}")'
     if 0 < len(options) <= 12:
         return f" (choose from: {', '.join(options)})"
     return ""

@@ -60,6 +60,7 @@ def test_two_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None
 
 def test_unknown_names_come_with_the_nearest() -> None:
     assert 'unknown reward "asthetic" (nearest: "aesthetic")' in message("asthetic")
+    assert 'unknown reward "AESTHETIC" (nearest: "aesthetic")' in message("AESTHETIC")
     assert 'unknown parameter "powr" (nearest: "power")' in message(f"{REDNESS}:Redness", powr=1)
     assert 'no "Rednes"' in message(f"{REDNESS}:Rednes")
     assert '(nearest: "Redness")' in message(f"{REDNESS}:Rednes")
