@@ -35,9 +35,9 @@ def summary(
     held = held or HeldOut()
     names = sorted(_shared(first, last), key=lambda name: (name not in trained, name == "diversity"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("held-out prompts", overflow="fold")
+    table.add_column("held-out prompts", overflow="fold", min_width=10)
     for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")  # a narrow terminal breaks before an error
     table.add_column("")
     epochs = first["epoch"], last["epoch"]
     for name in names:

@@ -311,6 +311,12 @@ def test_the_end_has_errors_over_prompts_and_says_what_is_noise() -> None:
     assert " ".join(text.split()).endswith(
         "gold +0.150 ± 0.029 (better); worse: turbo/gold -0.267; variety 90% of the untrained model's (1.00 to 0.90)."
     )
+    narrow = Console(width=40, file=io.StringIO())
+    narrow.print(summary(first, last, trained=["gold"], held=held))
+    lines = narrow.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[0] for line in lines if line.startswith(("gold  ", "clip  ", "turbo/gold  "))] == [
+        "gold", "clip", "turbo/gold",
+    ], "a value without its name"  # fmt: skip
     plain = Console(width=80, file=io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict"))
     plain.print(summary(first, last, trained=["gold"], held=held))  # a log in the C locale
 
