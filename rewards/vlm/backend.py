@@ -35,6 +35,9 @@ T = TypeVar("T")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
 PASSING = (409, 500)  # statuses that are tries; those of a busy or absent server cost patience alone
 NO_SCHEMA = (400, 404, 415, 422, 501)  # what a server says that cannot bind an answer to a schema
+# What models that think refuse (OpenAI's since o1), in the words that gateways hand on, and what is sent in its place.
+UNSUPPORTED = re.compile(r"unsupported (?:parameter|value): .?['\"](\w+)", re.IGNORECASE)
+IN_PLACE = {"max_tokens": "max_completion_tokens", "temperature": None, "seed": None}
 OF_NOW = ("created", "permission", "owned_by")  # what a server says of a model that does not make its answers
 MOST = 2**24  # bytes of an answer with its probabilities
 REFUSALS = re.compile("content.?(?:filter|policy)|moderation|safety|responsible.?ai", re.IGNORECASE)  # of one image
@@ -56,7 +59,8 @@ class Judge:
     goes to the server that is asked least, and to another one where that is gone or busy, for `patience` seconds; an
     attempt may last `request_timeout` seconds. An answer that cannot be read or says that the server failed is asked
     for again, `request_retries` times, the first after `backoff` seconds and each of the next after twice the wait
-    before. Without `server`, `model` is a hub id or folder for transformers, on `device`, in `precision`. `batch_size`:
+    before; a model that refuses `temperature` is asked without, and scores an image anew each time. Without `server`,
+    `model` is a hub id or folder for transformers, on `device`, in `precision`. `batch_size`:
     images a call (for transformers: a forward). `max_tokens`: of an answer in words.
     """
 
@@ -120,6 +124,7 @@ class Server:
         self.model = settings.model or self._only_model(answers)
         self.identity = self._identity(answers)
         self.schemas = True  # until the server refuses one
+        self.refused = set[str]()  # of IN_PLACE
 
     def _only_model(self, answers: Mapping[str, Any]) -> str:
         try:
@@ -164,10 +169,7 @@ class Server:
         on = f'on the prompt "{question.prompt}"'
         for trial in range(self.retries + 1):
             try:
-                answer = await self.servers.send("/chat/completions", partial(_as_json, body))
-                if answer.status in NO_SCHEMA and body.pop("response_format", None):
-                    self.schemas = False
-                    answer = await self.servers.send("/chat/completions", partial(_as_json, body))
+                answer = await self._send(body)
             except RemoteError as error:
                 raise RewardError(f"vlm: no answer {on}: {error}") from error
             if answer.status in REFUSING and REFUSALS.search(answer.body.decode(errors="replace")):  # its code, too
@@ -189,6 +191,20 @@ class Server:
         if isinstance(last, Unreadable):
             return Unscored(text)
         raise RewardError(text) from last
+
+    async def _send(self, body: dict[str, Any]) -> Answer:
+        """What the server answers to the body without what it refuses: of that it is known for the next ones, too."""
+        while True:
+            names = {name: IN_PLACE[name] if name in self.refused else name for name in body}
+            sent = {name: body[old] for old, name in names.items() if name is not None}
+            answer = await self.servers.send("/chat/completions", partial(_as_json, sent))
+            said = UNSUPPORTED.search(answer.body.decode(errors="replace")) if answer.status in NO_SCHEMA else None
+            if said is not None and said[1] in IN_PLACE and said[1] in sent:
+                self.refused.add(said[1])
+            elif answer.status in NO_SCHEMA and body.pop("response_format", None):
+                self.schemas = False
+            else:
+                return answer
 
     def _body(self, question: Question, urls: Sequence[str], first: bool) -> dict[str, Any]:
         images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]

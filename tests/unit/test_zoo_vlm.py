@@ -49,6 +49,7 @@ class Judge(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.script: list[str] = []
+        self.refuses: dict[str, str] = {}  # parameters, and in which words
         self.models, self.delay, self.busy, self.peak, self.lock = ["judge"], 0.0, 0, 0, threading.Lock()
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +117,10 @@ class Handler(BaseHTTPRequestHandler):
             self.server.busy -= 1
         if fault == "slow":
             time.sleep(1.5)
-        if fault.isdigit():
+        if refused := next((name for name in self.server.refuses if name in body), None):
+            error = {"message": self.server.refuses[refused], "type": "invalid_request_error", "param": refused}
+            self.send(400, json.dumps({"error": error}))
+        elif fault.isdigit():
             self.send(int(fault), "no such luck")
         elif fault == "hang up":
             self.close_connection = True
@@ -254,6 +258,26 @@ def test_what_trying_again_cannot_mend_fails_at_once(judge: Judge) -> None:
     assert len(judge.requests) == 1
     judge.script = ["Yes"]
     assert "no probabilities of the first token" in failure(build(judge, concurrency=1, request_retries=0), lit(0.5))
+
+
+def test_a_model_that_thinks_is_asked_in_its_own_words(judge: Judge) -> None:
+    """OpenAI's since o1: no `max_tokens`, and no temperature but the default."""
+    judge.refuses = {
+        "max_tokens": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+        "'max_completion_tokens' instead.",
+        "temperature": "litellm.BadRequestError: Unsupported value: 'temperature' does not support 0.0 with this model."
+        " Only the default (1) value is supported.",
+    }
+    reward, images = build(judge, mode="score", max_tokens=77, concurrency=2), lit(0.2, 0.5, 0.9)
+    wanted = [1 + 4 * image.mean().item() for image in images]
+    assert reward(images, [PROMPT] * 3, [{}] * 3).tolist() == pytest.approx(wanted, abs=1e-3)
+    first = len(judge.requests)
+    reward(images, [PROMPT] * 3, [{}] * 3)
+    known = judge.requests[first:]
+    assert len(known) == 3 and all(body["max_completion_tokens"] == 77 for body in known)
+    assert not any({"max_tokens", "temperature"} & set(body) for body in known)
+    judge.refuses["messages"] = "Unsupported parameter: 'messages' is not supported with this model."
+    assert "answered 400" in failure(reward, images[:1])
 
 
 def test_after_a_failure_the_others_are_not_tried_again(judge: Judge) -> None:
