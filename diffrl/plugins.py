@@ -191,6 +191,9 @@ def import_file(path: Path, kind: str) -> ModuleType:
 
 @functools.lru_cache(maxsize=32)
 def _import(path: Path, file: Path, kind: str, version: tuple[int, int]) -> ModuleType:
+    from diffrl.siblings import find_siblings
+
+    find_siblings(file, kind)
     # A name of its own: two files called reward.py must not replace each other, and pickling and dataclasses need one.
     name = f"diffrl_{kind}_{path.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)

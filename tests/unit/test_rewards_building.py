@@ -277,3 +277,30 @@ def test_a_run_composes_and_reports_the_plain_scores(config_file: Callable[..., 
     assert last["watch/power"] > 0 and "watch/unread" not in last and {"eval/power", "eval/unread"} <= set(last)
     assert last["grad_norm"] == 0  # nothing is better than anything else
     assert first["eval/redness"] is not None
+
+
+def test_a_reward_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    """From any folder, also in its calls; a change there is one of the reward; no file hides a package."""
+    project = tmp_path / "project"
+    (project / "inner_parts").mkdir(parents=True)
+    (project / "beside_it.py").write_text("FACTOR = 2.0\n")
+    (project / "inner_parts" / "__init__.py").write_text("from inner_parts.later import SHIFT\n")
+    (project / "inner_parts" / "later.py").write_text("SHIFT = 0.5\n")
+    (project / "numpy.py").write_text("raise RuntimeError('not numpy')\n")
+    (project / "reward.py").write_text(
+        "import numpy\nfrom beside_it import FACTOR\n\n"
+        "def bright(images, prompts, metadata):\n"
+        "    import inner_parts\n    return numpy.asarray(FACTOR * images.mean(dim=(1, 2, 3)) + inner_parts.SHIFT)\n"
+    )
+    plugin = f"{project / 'reward.py'}:bright"
+    reward = build_rewards({"a": Entry(plugin)}, CPU)["a"]
+    assert reward(torch.ones(1, 3, 4, 4), ["a"], [{}]).tolist() == [2.5]
+    before = identity_of(plugin, {}, reward)
+    (project / "inner_parts" / "later.py").write_text("SHIFT = 0.25\n")
+    assert identity_of(plugin, {}, reward) != before
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "beside_it.py").write_text("FACTOR = 3.0\n")
+    (other / "reward.py").write_text((project / "reward.py").read_text())
+    with pytest.raises(UserError, match=r"imports \"beside_it\", which is .*project/beside_it.py already"):
+        build_rewards({"a": Entry(f"{other / 'reward.py'}:bright")}, CPU)
