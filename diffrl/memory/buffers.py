@@ -80,12 +80,11 @@ class Alive(TorchDispatchMode):
     """Counts the bytes of tensors that are made while it is entered and not yet freed; `peak` is the most at a time.
 
     `operations`: floating-point ones, as torch counts them: those of products and attention, all else is little.
-    `calls` of torch were made, and after call `top` the most bytes were alive.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
-        self.now = self.peak = self.operations = self.calls = self.top = 0
+        self.now = self.peak = self.operations = 0
         self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}  # there before
 
     @classmethod
@@ -96,7 +95,6 @@ class Alive(TorchDispatchMode):
         if func is DEVICE and (known := getattr(args[0], "fake_device", None)) is not None:
             return known  # of fake tensors it is asked twice as often as all else is done, and nothing is made
         made = func(*args, **(kwargs or {}))
-        self.calls += 1
         if (count := flop_registry.get(func.overloadpacket)) is not None:
             self.operations += count(*args, **(kwargs or {}), out_val=made)
         for tensor in (made,) if isinstance(made, Tensor) else tree_leaves(made):
@@ -107,8 +105,7 @@ class Alive(TorchDispatchMode):
             if key not in self._sizes:
                 self._sizes[key] = storage.nbytes()
                 self.now += storage.nbytes()
-                if self.now > self.peak:
-                    self.peak, self.top = self.now, self.calls
+                self.peak = max(self.peak, self.now)
                 weakref.finalize(storage, self._free, key)
         return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ class MetaModel:
         self._precision = PRECISIONS[config.optimise.precision]
         self._mode: FakeTensorMode | None = None
         self._merged: list[Tensor] | None = None
-        self._counts = dict[Hashable, dict[int, Count]]()  # by what they depend on, and rows
+        self._counts = dict[Hashable, Count]()  # by what they depend on
 
     def merged(self) -> list[Tensor]:
         """Weights with the LoRA in them, as rollouts keep them; without values."""
@@ -47,7 +47,7 @@ class MetaModel:
         return self._merged
 
     def count(self, phases: StepProfile, keyed: Keyed, merging: bool = True) -> Count:
-        """See `StepProfile.count`; not anew where it was counted before, or follows from more and from fewer rows.
+        """See `StepProfile.count`; not anew where it was counted before.
 
         Args:
             phases: whose `keyed` it is, on this backbone.
@@ -55,13 +55,12 @@ class MetaModel:
         """
         kept = self.merged() if merging else []
         # In few bits nothing is merged either way.
-        counts = {} if keyed.key is None else self._counts.setdefault((keyed.key, bool(kept)), {})
-        if (found := counts.get(keyed.rows) or _between(counts, keyed.rows)) is None:
+        key = (keyed.key, keyed.rows, bool(kept))
+        if keyed.key is None or key not in self._counts:
             self._prepare(phases.config.optimise.gradient_checkpointing, merging, bool(kept))
             with self._counting():
-                found = phases.count(keyed.phase, kept)
-        counts[keyed.rows] = found
-        return found
+                self._counts[key] = phases.count(keyed.phase, kept)
+        return self._counts[key]
 
     def _prepare(self, recompute: bool, merging: bool, kept: bool) -> None:
         """Put the modules into the state of a config; another one may have used them before."""
@@ -80,23 +79,6 @@ class MetaModel:
     def _counting(self) -> Iterator[None]:
         with counting(self.backbone, self._mode) as self._mode:
             yield
-
-
-def _between(counts: Mapping[int, Count], rows: int) -> Count | None:
-    """The count that the nearest ones of fewer and of more rows prove; None where they do not.
-
-    With the same calls of torch, what is alive after each call is a line in the rows. If the same call has the most at
-    both ends, no other line is above its line between them.
-    """
-    low = max((number for number in counts if number < rows), default=None)
-    high = min((number for number in counts if number > rows), default=None)
-    if low is None or high is None or counts[low].path != counts[high].path:
-        return None
-    first, last = counts[low], counts[high]
-    sizes = [divmod((b - a) * (rows - low), high - low) for a, b in zip(first[:2], last[:2], strict=True)]
-    if any(left for _, left in sizes):
-        return None
-    return Count(first.peak + sizes[0][0], first.operations + sizes[1][0], first.path)
 
 
 class Counted:

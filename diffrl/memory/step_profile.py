@@ -34,14 +34,10 @@ class Keyed(NamedTuple):
 
 
 class Count(NamedTuple):
-    """The most bytes that a phase needs on top of the modules and of what is kept, and its operations; see `Alive`.
-
-    `path`: the call of torch after which these bytes are alive, and how many calls there are.
-    """
+    """The most bytes that a phase needs on top of the modules and of what is kept, and its operations; see `Alive`."""
 
     peak: int
     operations: int
-    path: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class StepProfile:
             phase(alive)
         for parameter in backbone.network.parameters():
             parameter.grad = None
-        return Count(alive.peak, alive.operations, (alive.top, alive.calls))
+        return Count(alive.peak, alive.operations)
 
     def sample(self, rows: int, guidance: float, alive: Alive) -> None:
         """A forward of a rollout's step."""
