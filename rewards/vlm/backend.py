@@ -10,6 +10,7 @@ import asyncio
 import base64
 import io
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from diffrl.serving.client import Answer
 
 T = TypeVar("T")
+log = logging.getLogger("diffrl")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
 PASSING = (409, 500)  # statuses that are tries; those of a busy or absent server cost patience alone
 NO_SCHEMA = (400, 404, 415, 422, 501)  # what a server says that cannot bind an answer to a schema
@@ -200,6 +202,8 @@ class Server:
             answer = await self.servers.send("/chat/completions", partial(_as_json, sent))
             said = UNSUPPORTED.search(answer.body.decode(errors="replace")) if answer.status in NO_SCHEMA else None
             if said is not None and said[1] in IN_PLACE and said[1] in sent:
+                if said[1] == "temperature" and said[1] not in self.refused:
+                    log.warning("vlm: %s takes no temperature: it scores an image anew each time", self.model)
                 self.refused.add(said[1])
             elif answer.status in NO_SCHEMA and body.pop("response_format", None):
                 self.schemas = False

@@ -260,7 +260,7 @@ def test_what_trying_again_cannot_mend_fails_at_once(judge: Judge) -> None:
     assert "no probabilities of the first token" in failure(build(judge, concurrency=1, request_retries=0), lit(0.5))
 
 
-def test_a_model_that_thinks_is_asked_in_its_own_words(judge: Judge) -> None:
+def test_a_model_that_thinks_is_asked_in_its_own_words(judge: Judge, caplog: pytest.LogCaptureFixture) -> None:
     """OpenAI's since o1: no `max_tokens`, and no temperature but the default."""
     judge.refuses = {
         "max_tokens": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
@@ -271,6 +271,7 @@ def test_a_model_that_thinks_is_asked_in_its_own_words(judge: Judge) -> None:
     reward, images = build(judge, mode="score", max_tokens=77, concurrency=2), lit(0.2, 0.5, 0.9)
     wanted = [1 + 4 * image.mean().item() for image in images]
     assert reward(images, [PROMPT] * 3, [{}] * 3).tolist() == pytest.approx(wanted, abs=1e-3)
+    assert caplog.text.count("takes no temperature") == 1
     first = len(judge.requests)
     reward(images, [PROMPT] * 3, [{}] * 3)
     known = judge.requests[first:]
