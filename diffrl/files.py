@@ -1,11 +1,13 @@
-"""Names and sums of files: what is an address, where this machine keeps what it fetches, the SHA-256 of a file."""
+"""Names and sums of files: what is an address, where this machine keeps what it fetches, SHA-256, what is imported."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -23,6 +25,22 @@ def sha256(file: Path) -> str:
     """Of all bytes of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def imports_of(file: Path, package: str = "") -> Iterator[str]:
+    """The modules that a Python file, of a module in `package`, may import; `from a import b` as both a and a.b."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if package else []
+            base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
+            base = base if node.level else str(node.module)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def damage_of(file: Path) -> str:

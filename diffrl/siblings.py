@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from diffrl.errors import UserError
+from diffrl.files import imports_of
 
 _FOLDERS: set[Path] = set()  # of users' files
 
@@ -20,13 +19,7 @@ def find_siblings(file: Path, kind: str) -> None:
     Raises:
         UserError: another user's file has the name of one that it imports.
     """
-    names: set[str] = set()
-    with suppress(SyntaxError, ValueError):  # importing it says what is wrong
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.partition(".")[0])
+    names = {name.partition(".")[0] for name in imports_of(file)}
     folder = file.parent
     beside = [n for n in sorted(names) if (folder / f"{n}.py").is_file() or (folder / n / "__init__.py").is_file()]
     if beside and str(folder) not in sys.path:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from diffrl.files import imports_of
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -27,7 +28,7 @@ def code_files(source: Path, top: str = "") -> tuple[dict[str, Path], set[str]]:
     waiting = [(source, _package_of(source, top))]
     while waiting:
         file, package = waiting.pop()
-        for name in _imports(file, package):
+        for name in imports_of(file, package):
             found = _origin(name, file)
             if found is None or found in files.values():
                 continue
@@ -53,23 +54,6 @@ def _package_of(source: Path, top: str) -> str:
 
 def _same_file(one: Any, other: Path) -> bool:
     return isinstance(one, str) and os.path.basename(one) == other.name and Path(one).resolve() == other.resolve()
-
-
-def _imports(file: Path, package: str) -> Iterable[str]:
-    """The names of modules that a file may import, `from a import b` as both a and a.b."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".") if package else []
-            base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
-            base = base if node.level else str(node.module)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _origin(name: str, beside: Path) -> Path | None:
