@@ -22,6 +22,12 @@ def unmovable(reward: object) -> str | None:
     return next((why for able, why in CHANGING.items() if ability(reward, able)), None)
 
 
+def check_movable(name: str, plugin: str, asked: str, reward: object) -> None:
+    """UserError where the entry `name` asks for `cache` or `offload`, and the reward, or its class, has none."""
+    if (why := unmovable(reward)) is not None:
+        raise UserError(f'{name}: {asked}: the reward "{plugin}" {why}; leave it out')
+
+
 @dataclass(frozen=True)
 class Entry:
     """What a config says of one reward. `plugin`: a name or `path/to/file.py:Class`. `column`: of its answers."""
@@ -54,10 +60,8 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
         if key not in plain:
             plain[key] = load_reward(entry.plugin, **arguments)
         reward = plain[key]
-        why = unmovable(reward)
-        if why is not None and (entry.offload or entry.cache is not None):
-            asked = "offload" if entry.offload else "cache"
-            raise UserError(f'{name}: {asked}: the reward "{entry.plugin}" {why}; leave it out')
+        if entry.offload or entry.cache is not None:
+            check_movable(name, entry.plugin, "offload" if entry.offload else "cache", reward)
         try:
             if entry.offload and _place(reward) not in ("cpu", "mps"):
                 from diffrl.rewards.offloading import Offloaded

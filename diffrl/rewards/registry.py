@@ -119,19 +119,21 @@ def has_method(name_or_path: str, method: str) -> bool | None:
     return _of_class(name_or_path, lambda subject: callable(getattr(subject, method, None)))
 
 
-def _of_class(name_or_path: str, ask: Callable[[object], bool]) -> bool | None:
+def found(name_or_path: str) -> object:
+    """The reward's class, or what this program has given under its name. UserError if there is none."""
+    return local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path)
+
+
+def _of_class(name_or_path: str, ask: Callable[[object], Any]) -> Any:
     try:
-        return ask(local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path))
+        return ask(found(name_or_path))
     except Exception:  # what is wrong with it is said when it is built
         return None
 
 
 def declared_range(name_or_path: str) -> tuple[float, float]:
     """Lowest and highest score by the class's card; without a card, or a class to ask, unbounded."""
-    try:
-        card = getattr(load_class(name_or_path), "card", None)
-    except Exception:  # what is wrong with it is said when it is built
-        card = None
+    card = _of_class(name_or_path, lambda subject: getattr(subject, "card", None))
     return getattr(card, "range", (-math.inf, math.inf))
 
 

@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import UserError, printable
+from diffrl.errors import printable
 from diffrl.records.disk import check_writable
 from diffrl.rewards.answers import applies
-from diffrl.rewards.building import CHANGING
-from diffrl.rewards.registry import declares
+from diffrl.rewards.building import check_movable
+from diffrl.rewards.registry import found
 from diffrl.rollout import generate
 from diffrl.run.describe import describe
 from diffrl.run.evaluation import evaluation_spec
@@ -47,8 +47,7 @@ def without_caches(config: Config) -> Config:
             if reward.cache is not None:
                 check_writable(Path(reward.cache), f"{table}.{name}.cache")
                 plugin = reward.plugin or name
-                if why := next((text for able, text in CHANGING.items() if declares(plugin, able)), None):
-                    raise UserError(f'{name}: cache: the reward "{plugin}" {why}; leave it out')  # as `build_rewards`
+                check_movable(name, plugin, "cache", found(plugin))
             tables[table][name] = reward.model_copy(update={"cache": None})
     return config.model_copy(update=tables)
 

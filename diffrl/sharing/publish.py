@@ -28,7 +28,7 @@ from diffrl.report import read_run, warnings_of
 from diffrl.resources import file_of_run, owner_of
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Card
-from diffrl.rewards.registry import load_class
+from diffrl.rewards.registry import found
 from diffrl.sharing.card import COMFY, GALLERY, LORA, Facts, drawn_steps, render
 from diffrl.sharing.keys import for_comfyui
 from diffrl.sharing.measure import Row, gallery, measure
@@ -207,6 +207,6 @@ def _cards(config: Config) -> dict[str, Card | None]:
     cards: dict[str, Card | None] = {}
     for name, entry in {**config.rewards, **config.watch}.items():
         plugin = entry.plugin or name
-        card = getattr(local.find(plugin) if local.is_local(plugin) else load_class(plugin), "card", None)
+        card = getattr(found(plugin), "card", None)
         cards[name] = card if isinstance(card, Card) else None
     return cards
