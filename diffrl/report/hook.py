@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ class Report(RunHook):
             self.whole = page if last else None
 
     def after_run(self, error: BaseException | None) -> Iterator[RenderableType]:
-        """What has improved, the report's own warnings, and where it is."""
+        """What has improved, the report's own warnings, where it is, and what to type next."""
         if not (lines := self.folder.lines()):
             return
         if error is not None:
@@ -44,6 +45,11 @@ class Report(RunHook):
         page = self.whole or write_report(self.folder.path)
         yield from (f"WARNING: {text}" for text in warnings_of(read_run(self.folder.path)))
         yield f"Open {page.resolve()}"
+        if judged:
+            run, test = self.folder.path, self.build.config.prompts.test
+            prompts = test if isinstance(test, str) else next(iter(test))  # of several sets the first
+            words = ["diffrl", "sample", self.build.config.model, "--lora", str(run / "lora"), "--prompts", prompts]
+            yield f"Next, a grid of what it draws: {shlex.join([*words, '--limit', '16', '--out', str(run / 'drawn')])}"
 
 
 def add_report(build: Build) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -61,16 +60,9 @@ class RunLogger:
         if self.table is not None:
             self.table.__exit__(kind, error, at)
         self.tracker.close()
-        judged = [metrics for metrics in self.folder.lines() if "eval/diversity" in metrics] if error is None else []
         for hook in self.hooks:
             for said in hook.after_run(error):
                 self._say(said) if isinstance(said, str) else self.console.print(said)
-        if judged:
-            model, lora, test = self.config.model, self.folder.path / "lora", self.config.prompts.test
-            prompts = test if isinstance(test, str) else next(iter(test))  # of several sets the first
-            words = ["diffrl", "sample", model, "--lora", str(lora), "--prompts", prompts, "--limit", "16"]
-            words += ["--out", str(self.folder.path / "drawn")]
-            self._say(f"Next, a grid of what it draws: {shlex.join(words)}")
 
     def _say(self, text: str) -> None:
         # A path broken in two is no path.
