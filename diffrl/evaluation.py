@@ -106,9 +106,8 @@ class Evaluator:
                 self.check()
                 owners = [mine[int(i) // per_prompt] for i in index]
                 pending.append(scorer.submit(images, owners))
-                facts = [saturation(images).cpu()[:, None]]
-                facts += [] if broken_down is None else [broken_down(images, owners)]
-                parts.append(torch.cat([*facts, self.features(images)], dim=1))
+                by_part = () if broken_down is None else (broken_down(images, owners),)
+                parts.append(torch.cat([saturation(images).cpu()[:, None], *by_part, self.features(images)], dim=1))
                 if scorer.later:
                     pictures.append(images.cpu())
                 for one in figures:
@@ -133,9 +132,7 @@ class Evaluator:
     def _reported(self, prompts: Sequence[Prompt]) -> tuple[list[Collected], Breakdowns | None]:
         """What is reported beside the scores: figures of prompts' groups, and scores by parts."""
         rewards, world = self.judges.rewards, self.policy.world
-        if world is None and not any(
-            ability(one, what) for one in rewards.values() for what in ("figures", "breakdown")
-        ):
+        if world is None and not any(ability(one, "figures") or ability(one, "breakdown") for one in rewards.values()):
             return [], None
         from diffrl.rewards.figures import Breakdowns, find_figures
 

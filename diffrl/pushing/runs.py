@@ -14,9 +14,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from diffrl import store
 from diffrl.errors import UserError
 from diffrl.files import sha256
+from diffrl.store import answering, opened, tried
 
 CURRENT, PUSHES = "current.json", "pushes"
 KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is named
@@ -24,16 +24,16 @@ KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is na
 
 def send(address: str, staged: Path, epoch: int) -> None:
     """Send the folder `staged` as the run's newest push. Raises what the store's client does; then it is as it was."""
-    fs, path = store.opened(address)
+    fs, path = opened(address)
     name = f"{epoch:06d}-{uuid.uuid4().hex[:8]}"
     files = {}
     for file in sorted(file for file in staged.rglob("*") if file.is_file()):
         relative = file.relative_to(staged).as_posix()
         files[relative] = [file.stat().st_size, sha256(file)]
-        store.tried(fs.put_file, str(file), f"{path}/{PUSHES}/{name}/{relative}")
+        tried(fs.put_file, str(file), f"{path}/{PUSHES}/{name}/{relative}")
     table = {"push": name, "epoch": epoch, "files": files}
-    store.tried(fs.pipe_file, f"{path}/{CURRENT}", json.dumps(table, indent=1).encode())
-    older = sorted(str(one).rstrip("/") for one in store.tried(fs.ls, f"{path}/{PUSHES}", False))
+    tried(fs.pipe_file, f"{path}/{CURRENT}", json.dumps(table, indent=1).encode())
+    older = sorted(str(one).rstrip("/") for one in tried(fs.ls, f"{path}/{PUSHES}", False))
     for one in older[:-KEPT]:
         if not one.endswith(name):
             fs.rm(one, recursive=True)
@@ -41,10 +41,10 @@ def send(address: str, staged: Path, epoch: int) -> None:
 
 def current(address: str) -> dict[str, Any] | None:
     """The table of the newest complete push; None where no run is."""
-    fs, path = store.opened(address)
-    with store.answering(address):
+    fs, path = opened(address)
+    with answering(address):
         try:
-            return dict(json.loads(store.tried(fs.cat_file, f"{path}/{CURRENT}")))
+            return dict(json.loads(tried(fs.cat_file, f"{path}/{CURRENT}")))
         except FileNotFoundError:
             return None
 
@@ -58,14 +58,14 @@ def fetch(address: str, folder: Path) -> None:
     table = current(address)
     if table is None:
         raise UserError(f"--resume: {address} has no run")
-    fs, path = store.opened(address)
+    fs, path = opened(address)
     part = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         for relative, (size, digest) in table["files"].items():
             file = part / relative
             file.parent.mkdir(parents=True, exist_ok=True)
-            with store.answering(f"{address}/{PUSHES}/{table['push']}/{relative}"):
-                store.tried(fs.get_file, f"{path}/{PUSHES}/{table['push']}/{relative}", str(file))
+            with answering(f"{address}/{PUSHES}/{table['push']}/{relative}"):
+                tried(fs.get_file, f"{path}/{PUSHES}/{table['push']}/{relative}", str(file))
             if file.stat().st_size != size or sha256(file) != digest:
                 raise UserError(f"--resume: {address}/{PUSHES}/{table['push']}/{relative} is not what was sent")
         folder.parent.mkdir(parents=True, exist_ok=True)

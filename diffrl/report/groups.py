@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -220,16 +220,17 @@ def drawn_apart(runs: Sequence[RunData]) -> list[str]:
     each = {run.name: evaluation_of(run.config) for run in runs}
     lines = []
     for key in ("sampler", "steps", "guidance_scale", "shift", "resolution", "text_length"):
-        values = {name: str(own.get(key)) for name, own in each.items() if own}
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+        if listed := _where_apart({name: str(own.get(key)) for name, own in each.items() if own}):
             lines.append(f"Evaluations draw with another {key} ({listed}): part of a difference is the drawing's.")
-    images = {run.name: count(run.last.get("samples")) for run in runs}
-    if len(set(images.values())) > 1:
-        listed = ", ".join(f"{name} {number}" for name, number in images.items())
+    if listed := _where_apart({run.name: count(run.last.get("samples")) for run in runs}):
         lines.append(f"The numbers of images differ ({listed}): read the values beside them.")
     differ = [key for key in differing(run.measured[-1] for run in runs if run.measured) if key != SOLVER]
     return lines + [f"Evaluations have another {key}: part of a difference is the measuring's." for key in differ]
+
+
+def _where_apart(values: Mapping[str, str]) -> str:
+    """Each run's value by the run's name; nothing where all are alike."""
+    return ", ".join(f"{name} {value}" for name, value in values.items()) if len(set(values.values())) > 1 else ""
 
 
 def names_of(groups: Sequence[Group]) -> list[str]:

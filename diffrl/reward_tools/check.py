@@ -386,9 +386,8 @@ def _memory(bench: Bench) -> str:
     if growth > 0:
         raise Failed(f"keeps {growth} tensors of every call: the memory grows without end")
     peak = torch.cuda.max_memory_allocated(bench.images.device) / 2**20 if on_gpu else 0.0
-    return f"nothing is kept; process {_resident():.0f} MiB" + (
-        f", accelerator {peak:.0f} MiB at most" if on_gpu else ""
-    )
+    found = f"nothing is kept; process {_resident():.0f} MiB"
+    return f"{found}, accelerator {peak:.0f} MiB at most" if on_gpu else found
 
 
 def _tensors() -> int:

@@ -33,10 +33,11 @@ class ScoreTransform:
     def __call__(self, scores: Tensor, groups: Tensor) -> Tensor:
         """(N, returned) of the scores (N, K) of all images of an epoch and their group ids (N,) int64."""
         columns = dict(zip(self.names, scores.unbind(dim=1), strict=True))
-        for name in self.order:
+        if self.order:
             from diffrl.rewards.steps import applied
 
-            columns[name] = applied(name, self.steps[name], columns, groups, self.references)
+            for name in self.order:
+                columns[name] = applied(name, self.steps[name], columns, groups, self.references)
         return torch.stack([columns[name] for name in self.names[: self.returned]], dim=1)
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +21,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Measured, Monitor, RunHook
+from diffrl.run.identity import digest
 from diffrl.run.logger import RunLogger
 
 
@@ -76,7 +76,7 @@ class Evaluation:
         spec, evaluate = evaluation_spec(self.config), self.config.evaluate
         solver = [evaluate.resolution, spec.sampler, spec.steps, spec.noise_level, spec.guidance_scale, spec.shift]
         drawn = {PROMPTS: [evaluate.per_prompt, *(prompt.text for prompt in self.prompts)], SOLVER: solver}
-        return {key: hashlib.sha256(repr(what).encode()).hexdigest()[:16] for key, what in drawn.items()} | self.code
+        return {key: digest(what) for key, what in drawn.items()} | self.code
 
     def measure(self, metrics: dict[str, Any], logger: RunLogger, evaluated: bool = True) -> list[str]:
         """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; the guard rails' alarms."""

@@ -62,13 +62,10 @@ class RunFolder:
         record_environment(self.path, **facts)
         if start.then is not None or (start.resumed and start.path is not None):
             from diffrl.records.checkpoint import epoch_of
+            from diffrl.run.past import drop_lines
 
             epoch = 0 if start.path is None else epoch_of(start.path)
-            dropped = 0
-            if start.changes:
-                from diffrl.run.past import drop_lines
-
-                dropped = drop_lines(self.path, after=epoch)
+            dropped = drop_lines(self.path, after=epoch) if start.changes else 0
             details = {"epochs_dropped": dropped} if dropped else {}
             history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **details)
         else:

@@ -32,12 +32,12 @@ def contents(config: Config) -> Identity:
     identity: Identity = {}
     if config.drawn_groups:
         prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
-        identity["prompts.train (texts)"] = _digest(prompts)
+        identity["prompts.train (texts)"] = digest(prompts)
     source, index = find_model(config.model)
     if Path(source).is_dir():
-        identity["model (files)"] = _digest(stamp(source))
+        identity["model (files)"] = digest(stamp(source))
     if "_file" in index:
-        identity["model (one file)"] = _digest(stamp(index["_file"]))
+        identity["model (one file)"] = digest(stamp(index["_file"]))
     identity |= _commits({"model": source, "evaluate.features": config.evaluate.features})
     for section in (getattr(config, name) for name in type(config).model_fields):
         other = isinstance(section, Section) and section.method is not None and section.method.kind == "objective"
@@ -49,7 +49,7 @@ def contents(config: Config) -> Identity:
         outside["advantages"] = config.advantages.code()
     for name, thing in outside.items():
         code = inspect.getsourcefile(thing)
-        identity[f"{name} (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
+        identity[f"{name} (code)"] = digest(Path(code).read_text(encoding="utf-8")) if code else ""
     return identity
 
 
@@ -83,7 +83,7 @@ def started_with(config: Config) -> Identity:
     }
     settings = {key: value for key, value in values.items() if key not in called}
     also = {f"evaluate.also.{name}": one.source(config.model) for name, one in config.evaluate.also.items()}
-    settings["prompts.test (texts)"] = _digest(load_prompts(config.prompts.test))  # each process draws a share
+    settings["prompts.test (texts)"] = digest(load_prompts(config.prompts.test))  # each process draws a share
     return {VERSION: __version__, **settings} | contents(config) | _commits(also) | _plugin_files(config)
 
 
@@ -109,9 +109,9 @@ def _plugin_files(config: Config) -> Identity:
                 text = inner
             file = Path(text.rpartition(":")[0])
             if file.suffix == ".py" and file.is_file():
-                files[f"{key} (file)"] = _digest(file.read_text(encoding="utf-8", errors="replace"))
+                files[f"{key} (file)"] = digest(file.read_text(encoding="utf-8", errors="replace"))
     return files
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
