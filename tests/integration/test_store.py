@@ -72,7 +72,7 @@ def machine(folder: Path, words: list[str], environment: dict[str, str], killed_
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     if killed_at is not None:
-        opened, calls = store.opened, itertools.count(1)
+        opened, calls = runs.opened, itertools.count(1)
 
         def counted(address: str) -> tuple[Any, str]:
             fs, path = opened(address)
@@ -86,7 +86,7 @@ def machine(folder: Path, words: list[str], environment: dict[str, str], killed_
             fs.put_file = put_file
             return fs, path
 
-        store.opened = counted
+        runs.opened = counted
     assert main(["train", *words]) == 0
 
 
