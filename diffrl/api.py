@@ -21,8 +21,8 @@ from diffrl.errors import UserError, nearest
 from diffrl.lora_files import find_lora
 from diffrl.prepare import Base, prepare
 from diffrl.prepare.handed_over import Rewards, entries
+from diffrl.ranks import joined
 from diffrl.resources import file_of_run
-from diffrl.run.peers import joined
 from diffrl.switches import as_torch_starts
 from diffrl.tools.given_prompts import PromptLike
 from diffrl.tools.outputs import out_file
@@ -85,7 +85,7 @@ def train(
     """
     with (peers := joined()).starting():
         checked, folder = prepare(config, overrides, rewards=rewards, watch=watch, resume=resume, values=values)
-        from diffrl.run.meeting import parted_at_exit
+        from diffrl.ranks.meeting import parted_at_exit
         from diffrl.run.train import train as run_training
 
     with parted_at_exit():

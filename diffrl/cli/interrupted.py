@@ -28,7 +28,7 @@ def resumable(folder: Callable[[], str | None], train: Callable[[], object]) -> 
     try:
         train()
     except Interrupted as ended:
-        from diffrl.run.heartbeat import say_stopped
+        from diffrl.ranks.heartbeat import say_stopped
 
         say_stopped(Path(place) if (place := folder()) else None, ended)
         return EXIT_CODE

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from diffrl.cli.commands import add_commands
 from diffrl.cli.interrupted import leave_peers, loading, resumable
 from diffrl.errors import UserError, check_process, discard, first_of_machine, nearest, say
-from diffrl.run.peers import joined
+from diffrl.ranks import joined
 from diffrl.version import __version__
 
 # The files of commands in `tables`, in the order of the help.

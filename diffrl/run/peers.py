@@ -1,9 +1,8 @@
-"""The other processes of a run, as `Run` sees them: none here; `diffrl.run.heartbeat` watches those that there are."""
+"""The other processes of a run, as `Run` sees them: none here; `diffrl.ranks` has those that watch each other."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,26 +15,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from diffrl.run.folder import RunFolder
-
-
-COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
-
-
-def joined() -> Peers:
-    """The other processes, once all have met: before one of them reads what may differ between machines, such as a
-    config, prompts, a plugin, a token or a cache, so that an error of one ends all, and is said on each machine.
-
-    Raises:
-        UserError: not all came, or they have other versions or launch settings; which, and on which machine.
-    """
-    if all(os.environ.get(name, "1") == "1" for name in COUNTS):
-        return Peers()
-    from diffrl.run.hello import Hello
-
-    with Hello() as hello:
-        from diffrl.run.meeting import join
-
-        return join(hello)
 
 
 class Peers:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -10,9 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from diffrl.errors import UserError
 from diffrl.run.clock import Clock
 
 # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
@@ -70,7 +74,14 @@ def check_agreement(accelerator: Accelerator, table: Mapping[str, Any], hint: st
     Raises:
         UserError: on every process, naming what differs, on which rank, and `hint`.
     """
-    if accelerator.num_processes > 1:
-        from diffrl.run.meeting import compare
-
-        compare(accelerator, table, hint)
+    if accelerator.num_processes == 1:
+        return
+    mine = {key: json.dumps(value, default=str) for key, value in table.items()}
+    hosts, tables = zip(*gather_object([(socket.gethostname(), mine)]), strict=True)
+    for rank, other in enumerate(tables):
+        differing = [key for key in {**tables[0], **other} if tables[0].get(key) != other.get(key)]
+        if differing:
+            found = ", ".join(f"{key} ({tables[0].get(key)} and {other.get(key)})" for key in differing[:3])
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            where = f" ({hosts[rank]} and {hosts[0]})" * (hosts[rank] != hosts[0])
+            raise UserError(f"rank {rank} was started otherwise than rank 0{where}: {found}{more}; {hint}")

@@ -14,7 +14,7 @@ from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import EXIT_CODE, Interrupted, Interrupts
 from diffrl.run.logger import RunLogger
-from diffrl.run.peers import Peers, joined
+from diffrl.run.peers import Peers
 from diffrl.run.run import Run
 from diffrl.run.start import Start, find_start
 
@@ -31,7 +31,7 @@ def train(
     """Run or resume a training; see the module's documentation and `diffrl train --help`.
 
     `override`: keys in which a resumed run may differ from what its checkpoint was trained with. `peers`: the
-    other processes, where they have met already.
+    other processes, once they have met (`diffrl.ranks.joined`).
 
     Raises:
         UserError: for what the config asks and cannot be had, before anything is written; for a folder that another
@@ -40,7 +40,7 @@ def train(
         Interrupted: by a signal; the epoch that was broken off starts again with --resume.
     """
     folder = RunFolder(Path(config.run_dir) if resume is None else resume, os.environ.get("RANK", "0") == "0")
-    peers = peers or joined()
+    peers = peers or Peers()
     peers.folder = folder
     with peers, Interrupts(at_once=True), peers.forward_signals():
         if dry_run:

@@ -41,7 +41,7 @@ REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 
 def one_of_two(rank: int, port: int, said: Path, words: list[str], folder: Path, heard: bool) -> None:
     """In a child."""
-    replace({"diffrl.run.heartbeat:GRACE": GRACE})
+    replace({"diffrl.ranks.heartbeat:GRACE": GRACE})
     train_joined(rank, port, said, words, folder, heard, str(SECONDS))
 
 

@@ -88,7 +88,7 @@ def killed_before() -> None:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    replace({"diffrl.run.meeting:join": join})
+    replace({"diffrl.ranks.meeting:join": join})
 
 
 def terminated() -> None:
@@ -99,11 +99,11 @@ def no_package() -> None:
     def join(*given: object) -> None:
         raise ImportError("no accelerate")
 
-    replace({"diffrl.run.meeting:join": join})
+    replace({"diffrl.ranks.meeting:join": join})
 
 
 def other_version() -> None:
-    from diffrl.run import meeting
+    from diffrl.ranks import meeting
 
     meeting.__version__ = "0.0.1"
 

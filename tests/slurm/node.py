@@ -78,12 +78,12 @@ def read(package: str, act: Callable[[], object]) -> None:
 
 def otherwise(target: str, value: object) -> None:
     replaced(target, value)
-    at("diffrl.run.meeting:compare", lambda: None)
+    at("diffrl.ranks.meeting:check_agreement", lambda: None)
 
 
 def fsdp() -> None:
     os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
-    at("diffrl.run.meeting:compare", lambda: None)
+    at("diffrl.ranks.meeting:check_agreement", lambda: None)
 
 
 def no_store() -> None:
@@ -94,7 +94,7 @@ def no_store() -> None:
 HAPPENING: dict[str, Callable[[], object]] = {
     "killed while it reads packages": lambda: read("accelerate", sends(signal.SIGKILL)),
     "a package is missing": lambda: read("accelerate", fails(ImportError("no accelerate"))),
-    "another version of diffrl": lambda: otherwise("diffrl.run.meeting:__version__", "0.0.1"),
+    "another version of diffrl": lambda: otherwise("diffrl.ranks.meeting:__version__", "0.0.1"),
     "another build of torch": lambda: otherwise("torch:__version__", "2.0.0+other"),
     "FSDP on this node alone": fsdp,
     "killed while it starts": lambda: at(START, sends(signal.SIGKILL)),

@@ -1,26 +1,22 @@
-"""How the processes of a run meet, within minutes (see `diffrl.run.peers.joined`), and part."""
+"""How the processes of a run meet, within minutes (see `diffrl.ranks.joined`), and part."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.launched import join_processes, launched_with_fsdp
-from diffrl.run.heartbeat import Heartbeat
-from diffrl.run.hello import Hello
-from diffrl.run.processes import WAITING, set_timeout
+from diffrl.ranks.heartbeat import Heartbeat
+from diffrl.ranks.hello import Hello
+from diffrl.run.processes import WAITING, check_agreement, set_timeout
 from diffrl.version import __version__
 
 LIMIT = "DIFFRL_JOINING"  # environment variable: seconds in which all processes have to meet
@@ -28,7 +24,7 @@ SECONDS = 300.0  # until the slowest machine has read Python's packages from its
 
 
 def join(hello: Hello) -> Heartbeat:
-    """The heartbeat between this process and the others. UserError: see `diffrl.run.peers.joined`."""
+    """The heartbeat between this process and the others. UserError: see `diffrl.ranks.joined`."""
     asked = os.environ.get(LIMIT, str(SECONDS))
     try:
         limit = timedelta(seconds=float(asked))
@@ -48,22 +44,9 @@ def join(hello: Hello) -> Heartbeat:
     alike = {"diffrl": __version__, "torch": torch.__version__, "the launcher's engine": engine}
     with heartbeat.starting():
         hint = "install the same versions and start the same command on every machine"
-        compare(heartbeat.accelerator, alike, hint)
+        check_agreement(heartbeat.accelerator, alike, hint)
     set_timeout(WAITING)
     return heartbeat
-
-
-def compare(accelerator: Accelerator, table: Mapping[str, Any], hint: str) -> None:
-    """See `diffrl.run.processes.check_agreement`."""
-    mine = {key: json.dumps(value, default=str) for key, value in table.items()}
-    hosts, tables = zip(*gather_object([(socket.gethostname(), mine)]), strict=True)
-    for rank, other in enumerate(tables):
-        differing = [key for key in {**tables[0], **other} if tables[0].get(key) != other.get(key)]
-        if differing:
-            found = ", ".join(f"{key} ({tables[0].get(key)} and {other.get(key)})" for key in differing[:3])
-            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            where = f" ({hosts[rank]} and {hosts[0]})" * (hosts[rank] != hosts[0])
-            raise UserError(f"rank {rank} was started otherwise than rank 0{where}: {found}{more}; {hint}")
 
 
 @contextlib.contextmanager

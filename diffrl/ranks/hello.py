@@ -1,7 +1,7 @@
 """Before all processes have met: who fails or dies on its way there, as while packages are read, ends the others, too.
 
 Torch's meeting waits for missing processes until its time is over. So from its first moment on a process has a
-connection to the first one, beside the launcher's port; when all have met `diffrl.run.heartbeat` goes on. On one
+connection to the first one, beside the launcher's port; when all have met `diffrl.ranks.heartbeat` goes on. On one
 machine the launcher sees to it. Where the ports are taken or closed, only the meeting's limit remains.
 """
 
