@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError
+from diffrl.prepare.objects import of_object
 from diffrl.records.disk import write_text
 from diffrl.rewards import local
 from diffrl.rewards.protocol import missing_of_class, missing_of_instance
@@ -105,7 +106,7 @@ def register(name: str, thing: Any) -> str:
     adapted = thing if built else adapt(thing, name)
     place = None if built else _place(thing)
     for known_as in (name, place or name):
-        local.know(known_as, adapted)
+        local.know(known_as, adapted, of_object)
     return place or local.PREFIX + name
 
 

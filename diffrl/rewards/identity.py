@@ -37,9 +37,7 @@ def digest_of(
 
     imported: set[str] = set()
     if local.is_local(plugin):
-        from diffrl.rewards.objects import of_object
-
-        code = of_object(local.find(plugin), whole)
+        code = local.digest(plugin, whole)
     else:
         code, imported = _code(plugin)
     used = {key: value for key, value in sorted(arguments.items()) if key not in ASIDE}

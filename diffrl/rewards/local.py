@@ -6,17 +6,23 @@ it there, too; else `python:NAME`, which is known as long as the program runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from diffrl.errors import UserError, nearest
 
 PREFIX = "python:"
 _known: dict[str, Any] = {}
+_digests: dict[str, Callable[[Any, bool], str]] = {}
 
 
-def know(plugin: str, thing: Any) -> None:
-    """Keep a class or an object under `python:NAME`, or the text that others import it by; it replaces an earlier."""
-    _known[plugin.removeprefix(PREFIX)] = thing
+def know(plugin: str, thing: Any, digest: Callable[[Any, bool], str]) -> None:
+    """Keep a class or an object under `python:NAME`, or the text that others import it by; it replaces an earlier.
+
+    digest: of its code, and, with True, of the values that its code reads.
+    """
+    name = plugin.removeprefix(PREFIX)
+    _known[name], _digests[name] = thing, digest
 
 
 def given(plugin: str) -> Any:
@@ -37,6 +43,12 @@ def knows(plugin: str) -> bool:
 def forget(plugin: str) -> None:
     """Take `python:NAME` out."""
     _known.pop(plugin.removeprefix(PREFIX), None)
+
+
+def digest(plugin: str, whole: bool) -> str:
+    """What tells the object behind `python:NAME` from another one: its code, and, `whole`, the values that it reads."""
+    thing = find(plugin)
+    return _digests[plugin.removeprefix(PREFIX)](thing, whole)
 
 
 def find(plugin: str) -> Any:

@@ -26,9 +26,9 @@ from diffrl.config.source import Source
 from diffrl.drawing import Drawing
 from diffrl.model import Model
 from diffrl.prepare.handed_over import register
+from diffrl.prepare.objects import of_object
 from diffrl.prompts import load_prompts
 from diffrl.rewards import load_reward, local
-from diffrl.rewards.objects import of_object
 from diffrl.rewards.registry import declares, takes
 
 SMALL = {

@@ -13,10 +13,10 @@ from diffrl.config import check_plugin
 from diffrl.errors import UserError
 from diffrl.plugins import import_file
 from diffrl.prepare.handed_over import register
+from diffrl.prepare.objects import of_object
 from diffrl.prompts import Prompt
 from diffrl.rewards import RewardError
 from diffrl.rewards.local import find
-from diffrl.rewards.objects import of_object
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
 
