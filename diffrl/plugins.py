@@ -33,6 +33,9 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "world": "diffrl.worlds",
     "report": "diffrl.report",
     "addition": "diffrl.additions",
+    "check": "diffrl.checks",
+    "tracker": "diffrl.trackers",
+    "engine.base": "diffrl.bases",
     "command": "diffrl.commands",
 }
 Packages = Mapping[str, Mapping[str, EntryPoint]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from pathlib import Path
@@ -11,12 +10,9 @@ from diffrl.config.base import Problem
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
-from diffrl.plugins import here
+from diffrl.plugins import here, installed, load_value
 from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
 from diffrl.worlds import worlds
-
-# accelerate's; the first two have an extra of their own
-TRACKERS = ("wandb", "tensorboard", "trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive")
 
 # Folders of the operating system: with all that is below them, and by themselves.
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys")
@@ -50,12 +46,8 @@ def check(config: Config, world: int | None = None) -> None:
 
         check_student(name, config)
     check_geometry(config, world_size() if world is None else world)
-    for name in config.tracking.trackers:
-        if name not in TRACKERS:
-            raise Problem("tracking.trackers", f'unknown tracker "{name}"{nearest(name, TRACKERS)}')
-        if importlib.util.find_spec(name) is None:
-            package = f'"diffrl[{name}]"' if name in TRACKERS[:2] else name
-            raise Problem("tracking.trackers", f"{name} is not installed: pip install {package}")
+    for name, entry in installed("check").items():
+        load_value("check", name, entry.value)(config)
 
 
 def check_no_credentials_at(key: str, reward: Reward) -> None:

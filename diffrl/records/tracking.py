@@ -1,4 +1,4 @@
-"""What a run leaves behind: `metrics.jsonl`, sample images, TensorBoard and Weights & Biases when asked."""
+"""What a run leaves behind: `metrics.jsonl`, sample images, what it was started with."""
 
 from __future__ import annotations
 
@@ -28,66 +28,47 @@ from diffrl.version import __version__
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from diffrl.records.trackers import Trackers
-
 __all__ = ["ProgressTable", "Tracker", "read_metrics", "record_environment", "save_samples"]
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy")
 
 
 class Tracker:
-    """Writes one JSON line per epoch to `RUN_DIR/metrics.jsonl`, and passes the same numbers on when asked.
+    """Writes one JSON line per epoch to `RUN_DIR/metrics.jsonl`.
 
     Opening a run again cuts a last line that was torn when the process died, and epochs that are already in the file
     are not written a second time, so a resumed run leaves the file that an uninterrupted one would have left.
 
-    Args:
-        trackers: who gets the numbers, too, by accelerate's names. wandb and tensorboard get the images as well.
-            wandb: `WANDB_MODE=offline` is respected, `WANDB_PROJECT` names the project ("diffrl" when unset); a resumed
-            run continues the same Weights & Biases run. tensorboard: event files in `RUN_DIR/tensorboard`.
-            One that fails later is named, and ends no run.
-        config: the resolved config, for trackers to show.
-
     Raises:
-        UserError: an asked-for package is not installed or not set up, or `metrics.jsonl` is damaged before its end.
+        UserError: `metrics.jsonl` is damaged before its end.
     """
 
-    def __init__(
-        self,
-        run_dir: str | Path,
-        trackers: Sequence[str] = (),
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, run_dir: str | Path) -> None:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         path = self.run_dir / "metrics.jsonl"
         rows, intact = _parse(path)
         self._epochs = {row["epoch"] for row in rows}
-        self._outside: Trackers | None = None
-        if trackers:
-            from diffrl.records.trackers import Trackers
-
-            self._outside = Trackers(trackers, self.run_dir, config or {})
         with writing(path):
             self._file = path.open("ab", buffering=0)  # a buffer would be written once more, when it is closed
             if self._file.tell() > intact:
                 self._file.truncate(intact)
 
-    def log(self, metrics: Mapping[str, Any]) -> None:
-        """Append one epoch. `metrics["epoch"]` is an int; values are numbers (also of numpy, or tensors of one
-        element), strings or None. What is not finite is written as null, since JSON has no NaN.
+    def log(self, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Append one epoch; returns its line, or None for an epoch that is there already.
+
+        `metrics["epoch"]` is an int; values are numbers (also of numpy, or tensors of one element), strings or None.
+        What is not finite is written as null, since JSON has no NaN.
 
         Raises DiskError if the line cannot be written whole: then nothing of it is left.
         """
         row = {key: _plain(key, value) for key, value in metrics.items()}
         epoch = row["epoch"]
         if epoch in self._epochs:
-            return
+            return None
         self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._epochs.add(epoch)
-        numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
-        if self._outside is not None:
-            self._outside.log(epoch, numbers)
+        return row
 
     def _append(self, line: bytes) -> None:
         """A whole line or nothing, in the file that is still there."""
@@ -106,17 +87,8 @@ class Tracker:
                     self._file.truncate(begin)
                 raise
 
-    def images(self, epoch: int, images: Sequence[Image.Image], captions: Sequence[str]) -> None:
-        """Show sample images in TensorBoard and Weights & Biases; the PNG files are written by `save_samples`."""
-        if self._outside is not None:
-            self._outside.images(epoch, images, captions, [slug(caption) for caption in captions])
-
     def close(self) -> None:
-        """Close every output; a second call does nothing."""
         self._file.close()
-        outside, self._outside = self._outside, None
-        if outside is not None:
-            outside.close()
 
     def __enter__(self) -> Tracker:
         return self

@@ -22,7 +22,6 @@ from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Measured, Monitor, RunHook
 from diffrl.run.identity import digest
-from diffrl.run.logger import RunLogger
 
 
 def evaluation_spec(config: Config) -> SamplerSpec:
@@ -78,7 +77,7 @@ class Evaluation:
         drawn = {PROMPTS: [evaluate.per_prompt, *(prompt.text for prompt in self.prompts)], SOLVER: solver}
         return {key: digest(what) for key, what in drawn.items()} | self.code
 
-    def measure(self, metrics: dict[str, Any], logger: RunLogger, evaluated: bool = True) -> list[str]:
+    def measure(self, metrics: dict[str, Any], evaluated: bool = True) -> list[str]:
         """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; the guard rails' alarms."""
         alarms: list[str] = []
         mark = time.perf_counter()
@@ -90,7 +89,7 @@ class Evaluation:
             metrics |= found.metrics
             self._prompts |= found.prompts
         if evaluated:
-            self._show_samples(metrics["epoch"], logger)
+            self._show_samples(metrics["epoch"])
             alarms = self._look_out(metrics)
         if evaluated or added:
             metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
@@ -152,11 +151,12 @@ class Evaluation:
             self.folder.save_healthy(self.policy, self.snapshot, metrics)
         return [alarm.text for alarm in alarms]
 
-    def _show_samples(self, epoch: int, logger: RunLogger) -> None:
-        """The newest evaluation's first image of each of the first prompts, as PNG and to the trackers."""
+    def _show_samples(self, epoch: int) -> None:
+        """The newest evaluation's first image of each of the first prompts, as PNG."""
         images, scores = self._samples
         if len(images) and self.accelerator.is_main_process:
             texts = [prompt.text for prompt in self.prompts[: len(images)]]
             rows = [dict(zip(self.judges.names, row, strict=True)) for row in scores.tolist()]
             paths = self.folder.save_samples(epoch, images, texts, self.config.seed, rows)
-            logger.images(epoch, paths, texts)
+            for hook in self.hooks:
+                hook.on_samples(epoch, paths, texts)

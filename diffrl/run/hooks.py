@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
@@ -57,13 +58,22 @@ class RunHook:
         """Called when an epoch (from 0) is drawn and has its advantages; returns metrics of the epoch."""
         return {}
 
+    def before_run(self) -> None:
+        """Called on the main process when a checkpoint is restored, before the console shows what is trained."""
+
     def on_evaluate(self, epoch: int, evaluated: bool) -> Measured | None:
         """Called after each epoch (from 1; 0: before training), whether the run evaluates it or not."""
         return None
 
+    def on_samples(self, epoch: int, paths: Sequence[Path], prompts: Sequence[str]) -> None:
+        """Called on the main process when an evaluation's sample images, of these prompts, are on the disk."""
+
     def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
         """May add to an epoch's metrics before they are logged; returns lines for the console."""
         return ()
+
+    def on_line(self, line: Mapping[str, Any]) -> None:
+        """Called on the main process when an epoch (0: before training) has its line in `metrics.jsonl`."""
 
     def end_epoch(self, metrics: Mapping[str, Any], last: bool) -> None:
         """Called when all of an epoch (from 1) is on the disk; `last`: the run ends with it."""

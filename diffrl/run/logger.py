@@ -1,14 +1,11 @@
-"""What is told of a run epoch by epoch: the live table and the trackers. Only the main process tells."""
+"""What is told of a run epoch by epoch: the live table and `metrics.jsonl`. Only the main process tells."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from PIL import Image
 from rich.console import Console
 
 from diffrl.config import Config
@@ -26,7 +23,7 @@ class RunLogger:
     Args:
         lower: rewards of which a lower score is better.
         headline: what is about to happen.
-        hooks: have the last word.
+        hooks: are told of each line, and have the last word.
     """
 
     def __init__(
@@ -41,13 +38,15 @@ class RunLogger:
     def __enter__(self) -> RunLogger:
         if not self.folder.main:
             return self
-        path, tracking = self.folder.path, self.config.tracking
-        self.tracker = Tracker(path, tracking.trackers, self.config.resolved())
+        for hook in self.hooks:
+            hook.before_run()
+        self.tracker = Tracker(self.folder.path)
         try:
             first, *rest = self.headline.split("\n")
             self._say("\n".join([first.replace("; ", "\n  "), *rest]))
             shown: dict[str, Any] = {"console": self.console, "history": self.folder.lines(), "lower": self.lower}
-            self.table = ProgressTable(self.config.epochs, list(self.config.rewards), title=str(path), **shown)
+            shown |= {"title": str(self.folder.path)}
+            self.table = ProgressTable(self.config.epochs, list(self.config.rewards), **shown)
             self.table.__enter__()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -71,7 +70,9 @@ class RunLogger:
     def log(self, metrics: dict[str, Any]) -> None:
         """An epoch's line."""
         if self.tracker is not None and self.table is not None:
-            self.tracker.log(metrics)
+            if (line := self.tracker.log(metrics)) is not None:
+                for hook in self.hooks:
+                    hook.on_line(line)
             self.table.add(metrics)
 
     def note(self, text: str) -> None:
@@ -82,8 +83,3 @@ class RunLogger:
         """What the run is doing now."""
         if self.table is not None:
             self.table.status(text)
-
-    def images(self, epoch: int, paths: list[Path], texts: list[str]) -> None:
-        if self.tracker is not None:
-            with contextlib.ExitStack() as files:  # else each evaluation leaves as many open
-                self.tracker.images(epoch, [files.enter_context(Image.open(path)) for path in paths], texts)

@@ -150,7 +150,7 @@ class Run:
         self.begin()
         if self.epoch == 0:  # line 0 of the metrics: the model before training
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
-            self.evaluation.measure(metrics, logger)
+            self.evaluation.measure(metrics)
             logger.log(metrics | self.loop.clock.first_image(begun, logger.note))
         line = time.perf_counter()
         while self.epoch < config.epochs:
@@ -162,7 +162,7 @@ class Run:
             self.epoch = metrics["epoch"] = self.epoch + 1  # counted from 1
             notes = [text for hook in self.hooks for text in hook.after_epoch(metrics)]
             last = self.epoch == config.epochs
-            alarms = self.evaluation.measure(metrics, logger, self.epoch % config.evaluate.every == 0 or last)
+            alarms = self.evaluation.measure(metrics, self.epoch % config.evaluate.every == 0 or last)
             line = close_line(metrics, line, saved, encoded)
             # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
             logger.log(metrics)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from diffrl.additions import trackers
 from diffrl.divgen import listings
 from diffrl.errors import UserError
 from diffrl.prepare.handed_over import filed
 from diffrl.prompt_sets import hub
-from diffrl.records import trackers
 from diffrl.records.disk import DiskError
 
 

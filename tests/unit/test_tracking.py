@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,9 @@ from accelerate import PartialState
 from PIL import Image
 from rich.console import Console
 
+from diffrl.additions import trackers
+from diffrl.config import Config, load_config
+from diffrl.config.base import Problem
 from diffrl.errors import UserError
 from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import count, duration
@@ -111,24 +115,83 @@ def test_environment_lists_every_start(tmp_path: Path, monkeypatch: pytest.Monke
     assert first["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
-def test_pictures_that_trackers_are_shown_are_closed(tmp_path: Path) -> None:
-    from diffrl.run.logger import RunLogger
+class Told:
+    """A run's metrics file and its trackers: lines that are written reach them, and pictures."""
 
-    Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
-    logger, shown = RunLogger.__new__(RunLogger), []
-    logger.tracker = SimpleNamespace(images=lambda _, images, texts: shown.extend((one, one.size) for one in images))
-    logger.images(1, [tmp_path / "a.png"], ["a red square"])
-    assert [size for _, size in shown] == [(4, 4)] and all(picture.fp is None for picture, _ in shown)
+    def __init__(self, tracker: Tracker, outside: trackers.Trackers) -> None:
+        self.tracker, self.outside = tracker, outside
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        if (line := self.tracker.log(metrics)) is not None:
+            self.outside.on_line(line)
+
+    def image(self, epoch: int, color: str, caption: str) -> None:
+        Image.new("RGB", (5, 4), color).save(self.tracker.run_dir / "one.png")
+        self.outside.on_samples(epoch, [self.tracker.run_dir / "one.png"], [caption])
+
+
+@contextmanager
+def told(folder: Path, names: Sequence[str], config: Mapping[str, Any] | None = None) -> Iterator[Told]:
+    outside = trackers.Trackers(names, folder, config or {})
+    outside.before_run()
+    with Tracker(folder) as tracker:
+        yield Told(tracker, outside)
+    assert outside.after_run(None) == ()
+
+
+def test_a_tracker_of_another_package_gets_all_and_its_pictures_are_closed(
+    installed, config_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Book:
+        pages: list[Any] = []  # noqa: RUF012
+
+        def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+            self.pages.append((run_dir, config["epochs"]))
+
+        def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
+            self.pages.append((epoch, dict(numbers)))
+
+        def images(self, epoch: int, images: Sequence[Image.Image], captions: Sequence[str]) -> None:
+            self.pages.extend((epoch, one, one.size, caption) for one, caption in zip(images, captions, strict=True))
+
+        def close(self) -> None:
+            self.pages.append("closed")
+
+    monkeypatch.setitem(sys.modules, "of_a_stranger", SimpleNamespace(Book=Book))
+    path = config_file(tracking={"trackers": ["book"]})
+    with pytest.raises(UserError, match=r'tracking.trackers: unknown tracker "book"'):
+        load_config(path)
+    installed("book", "of_a_stranger:Book", "diffrl.trackers")
+    config = load_config(path)
+    with told(tmp_path, config.tracking.trackers, config.resolved()) as run:
+        run.image(0, "red", "a red square")
+        run.log({"epoch": 0, "loss": 0.5, "alarm/x": "text"})
+    start, (_, picture, size, caption), line, end = Book.pages
+    assert start == (tmp_path, config.epochs) and end == "closed"
+    assert (size, caption) == ((5, 4), "a red square") and picture.fp is None
+    assert line == (0, {"epoch": 0, "loss": 0.5})
+
+
+def test_a_check_of_another_package_is_asked(installed, config_file, monkeypatch: pytest.MonkeyPatch) -> None:
+    def even(config: Config) -> None:
+        if config.seed % 2:
+            raise Problem("seed", "odd ones bring bad luck")
+
+    monkeypatch.setitem(sys.modules, "of_a_stranger", SimpleNamespace(even=even))
+    installed("even", "of_a_stranger:even", "diffrl.checks")
+    load_config(config_file(seed=2))
+    with pytest.raises(UserError, match="seed: odd ones bring bad luck"):
+        load_config(config_file(seed=3))
 
 
 def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with Tracker(tmp_path, ["tensorboard"]) as tracker:
-        tracker.log({"epoch": 3, "reward/clip": 0.25, "loss": float("nan")})
-        tracker.log({"epoch": 3, "reward/clip": 9.0})  # already written
-        tracker.images(3, [Image.new("RGB", (5, 4), "red")], ["a red circle"])
+    with told(tmp_path, ["tensorboard"]) as run:
+        run.log({"epoch": 3, "reward/clip": 0.25, "loss": float("nan")})
+        run.log({"epoch": 3, "reward/clip": 9.0})  # already written
+        run.image(3, "red", "a red circle")
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/clip")] == [(3, 0.25)]
@@ -141,9 +204,9 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     PartialState()  # accelerate's trackers write their own log by it
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with Tracker(tmp_path, ["wandb"], {"seed": 3}) as tracker:
-        tracker.log({"epoch": 0, "loss": 0.5})
-        tracker.images(0, [Image.new("RGB", (4, 4))], ["a red circle"])
+    with told(tmp_path, ["wandb"], {"seed": 3}) as run:
+        run.log({"epoch": 0, "loss": 0.5})
+        run.image(0, "black", "a red circle")
     (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     identity = (tmp_path / "wandb" / "run-id.txt").read_text().strip()
     assert written.name == f"run-{identity}.wandb"
@@ -155,7 +218,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_tracker_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str) -> None:
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(UserError, match=rf'{extra} is not installed: pip install "diffrl\[{extra}\]"'):
-        Tracker(tmp_path, [extra])
+        trackers.Trackers([extra], tmp_path, {}).before_run()
 
 
 def test_outside_trackers_are_not_imported_unasked(tmp_path: Path) -> None:
@@ -356,10 +419,8 @@ def test_metrics_are_forced_to_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_accelerate_s_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from diffrl.records import trackers
-
-    with Tracker(tmp_path, ["tensorboard"], {"epochs": 2, "lora": {"rank": 4}}) as tracker:
-        tracker.log({"epoch": 1, "loss": 0.25, "reward/a": 0.5, "alarm/x": "text"})
+    with told(tmp_path, ["tensorboard"], {"epochs": 2, "lora": {"rank": 4}}) as run:
+        run.log({"epoch": 1, "loss": 0.25, "reward/a": 0.5, "alarm/x": "text"})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     assert [(e.step, e.value) for e in board.Scalars("reward/a")] == [(1, 0.5)]
@@ -398,9 +459,9 @@ def test_a_tracker_that_fails_later_is_named_once_and_ends_no_run(
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "mlflow", Flaky)
-    with Tracker(tmp_path, ["mlflow"]) as tracker:
+    with told(tmp_path, ["mlflow"]) as run:
         for epoch in (1, 2, 3):
-            tracker.log({"epoch": epoch, "loss": 0.5})
+            run.log({"epoch": epoch, "loss": 0.5})
     assert seen == [(1, 0.5), (3, 0.5)] and [row["epoch"] for row in read_metrics(tmp_path)] == [1, 2, 3]
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("tracking: mlflow failed (ConnectionError: gone for now); the run goes on")
