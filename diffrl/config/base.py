@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticKnownError
 
 from diffrl.keys import (
     AS_IS,
@@ -21,6 +24,7 @@ from diffrl.keys import (
     section,
 )
 from diffrl.keys import Section as PlainSection
+from diffrl.plugins import find, installed
 from diffrl.sampling import STOCHASTIC
 from diffrl.sampling import SamplerSpec as Sampling  # what a method's section reads of `rollout`
 
@@ -45,7 +49,16 @@ __all__ = [
 KINDS = ("objective", "credit", "wrapper", "reward")  # what a method is: in this order they are put together
 NO_ROLLOUT = "reads images and rewards of a rollout, which an image set does not have; leave one out"
 GIVEN = "given"  # in `Method.options`: a section that is off unless it is there
-Base = Literal["full", "int8", "fp8", "nf4"]  # what frozen weights are kept as
+
+
+def _base(value: str) -> str:
+    if value != "full" and find("engine.base", value) is None:
+        known = ", ".join(f"'{name}'" for name in ("full", *installed("engine.base")))
+        raise PydanticKnownError("literal_error", {"expected": known})
+    return value
+
+
+Base = Annotated[str, AfterValidator(_base)]  # what frozen weights are kept as
 
 
 @dataclass(frozen=True)

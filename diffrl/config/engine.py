@@ -6,6 +6,7 @@ import importlib.util
 from typing import Any, Literal
 
 from diffrl.config.base import Base, Problem, Section, key
+from diffrl.plugins import load
 
 
 class Engine(Section):
@@ -34,17 +35,16 @@ class Engine(Section):
     tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
 
     def check(self, config: Any) -> None:
-        self._check_base(config.optimise.precision)
+        if self.base != "full":
+            if self.compile:
+                text = f'"{self.base}" with engine.compile: not tried together; leave one of them out'
+                raise Problem("engine.base", text)
+            if text := self.refusal_of_base(config.optimise.precision):
+                raise Problem("engine.base", text)
         if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
             raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
 
-    def _check_base(self, precision: str) -> None:
-        where = "engine.base"
-        if self.base == "full":
-            return
-        if self.compile:
-            raise Problem(where, f'"{self.base}" with engine.compile: not tried together; leave one of them out')
-        if self.base == "fp8" and precision == "fp16":
-            raise Problem(where, '"fp8" with optimise.precision: fp16: not tried together; use bf16, or int8')
-        if self.base == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
-            raise Problem(where, '"nf4" needs bitsandbytes: pip install "diffrl[8bit]"')
+    def refusal_of_base(self, precision: str, device: str = "") -> str:
+        """What `base` itself says against this precision and type of device; "" where nothing does."""
+        refusal = getattr(load("engine.base", self.base), "refusal", None) if self.base != "full" else None
+        return str(refusal(precision, device)) if refusal is not None else ""

@@ -26,7 +26,7 @@ class Student(Section):
         "a LoRA that is merged into its weights first, such as one that makes it a few-step model: playground/turbo, a "
         "file, a folder, or OWNER/NAME[:FILE]",
     )
-    base: Base = key("full", "its frozen weights, as engine.base has it for the trained model")
+    base: Base = key("full", "its frozen weights, as engine.base has it for the trained model: full, int8, fp8, nf4")
     steps: int = key(STEPS, "sampling steps, of the solver that its plain pipeline uses", "steps", ge=1)
     guidance_scale: FiniteFloat = key(GUIDANCE, "its guidance; 1 is none, as distilled models want it", ge=1, le=1000)
 

@@ -9,9 +9,9 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from diffrl.additions.quantised import ROUND, Quantised
 from diffrl.conformance.subject import PROMPTS, Failed, Subject, gradients, ratios, scramble
 from diffrl.policy import Policy
-from diffrl.policy.quantised import ROUND, Quantised
 
 
 def over_bases(subject: Subject) -> str:

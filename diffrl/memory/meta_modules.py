@@ -26,10 +26,10 @@ from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.memory.layout import Layout, cuda_autocast, pretend
 from diffrl.memory.texts import longest_text
+from diffrl.plugins import load
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
 from diffrl.policy.pipelines import settings_of
-from diffrl.policy.quantised import quantise
 from diffrl.policy.targets import fields, find_layers
 from diffrl.policy.text_length import set_text_length
 from diffrl.resources import shipped
@@ -144,7 +144,8 @@ def with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
         for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
             part.float()
     lora = bytes_of(backbone.network) - before
-    quantise(backbone.network, config.engine.base)
+    if config.engine.base != "full":
+        load("engine.base", config.engine.base)(backbone.network)
     return lora, Fused(backbone.network, layers, ["default"])
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from diffrl.errors import UserError, nearest
-from diffrl.plugins import LOADING
+from diffrl.plugins import LOADING, load
 from diffrl.policy.base import Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
@@ -65,7 +65,7 @@ def load_policy(
         start: what the LoRA begins as, see `diffrl.policy.reading`.
         merge: LoRAs that become part of the weights first, such as a turbo LoRA: LORA[=WEIGHT] (`diffrl.lora_files`).
         keep_base: what counts as pretrained, in `using(None)`, is the model without them.
-        base: "full", or what the network's frozen weights become then: "int8", "fp8", "nf4".
+        base: "full", or what the network's frozen weights become then: "int8", or another of `diffrl.bases`.
         whole: False: the network waits in main memory for `Policy.shard`.
         text_length: tokens of a prompt, as the pipeline's `max_sequence_length`; None: its own default.
 
@@ -73,13 +73,14 @@ def load_policy(
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
     """
     leave_cudnn_attention()
+    convert = None if base == "full" else load("engine.base", base, ["full"])
     with LOADING:
         backbone = _load(model, family, precision, resolution)
     if text_length is not None:
         from diffrl.policy.text_length import set_text_length
 
         set_text_length(backbone, text_length)
-    kind: dict[str, Any] = {"device": device, "seed": seed, "base": base, "whole": whole}
+    kind: dict[str, Any] = {"device": device, "seed": seed, "convert": convert, "whole": whole}
     if merge:
         from diffrl.policy.distilled import merge_loras
 

@@ -6,8 +6,9 @@ conditioning of B rows: see `diffrl.policy.conditioning`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class Policy:
         lora: rank, alpha and targets.
         device: where network and autoencoder live. Text encoders visit it only while they have something to encode.
         seed: of the LoRA's gaussian start.
-        base: "full", or the fewer bits of the network's frozen weights (`diffrl.policy.quantised`).
+        convert: makes the network's frozen weights something else, on a device, once the LoRA is in: (network, device).
         whole: False: the network stays in main memory until `shard` brings this process's share to the device.
         without: merged LoRAs (`diffrl.policy.distilled`) that the pretrained model of `adapter(None)` does not have.
 
@@ -65,7 +66,7 @@ class Policy:
         lora: LoraSpec | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,
-        base: str = "full",
+        convert: Callable[..., None] | None = None,
         whole: bool = True,
         without: Sequence[Any] = (),
     ) -> None:
@@ -75,7 +76,7 @@ class Policy:
             module.requires_grad_(False).eval()
         self.network: nn.Module = backbone.network
         dtype = next(self.network.parameters()).dtype  # before weights become bytes
-        if base == "full" and whole:  # else it waits: converted layers go to the device one by one
+        if convert is None and whole:  # else it waits: converted layers go to the device one by one
             self.network.to(self.device)
         self.vae = backbone.vae.to(self.device)
         self._autocast_to = None if dtype == torch.float32 else dtype
@@ -86,8 +87,7 @@ class Policy:
             dead=backbone.dead_targets,
             seed=seed,
             cast_input=self._autocast_to is None,
-            base=base,
-            device=self.device,
+            convert=convert and partial(convert, device=self.device),
             without=without,
         )
         if whole:

@@ -6,7 +6,7 @@ Symbols: r rank, A (r, in) and B (out, r) of one layer; the layer computes `W x 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -59,12 +59,11 @@ class Adapters:
         dead: full names of layers whose output the network never uses; they get no LoRA.
         seed: of A's gaussian start (standard deviation 1 / r; B starts at 0, so every snapshot starts as the identity).
         cast_input: let peft cast the input of A to fp32. Off under autocast, which would cast it back at once.
-        base: what the frozen weights become once the LoRA is in, see `diffrl.policy.quantised`.
-        device: of the weights that are converted.
+        convert: what changes the frozen weights once the LoRA is in, if anything does.
         without: merged LoRAs that the pretrained network has not, see `diffrl.policy.distilled`.
 
     Raises:
-        UserError: if a target names no linear layer, or the base is not available.
+        UserError: if a target names no linear layer, or `convert` refuses the network.
     """
 
     def __init__(
@@ -75,8 +74,7 @@ class Adapters:
         dead: Sequence[str] = (),
         seed: int = 0,
         cast_input: bool = True,
-        base: str = "full",
-        device: torch.device | None = None,
+        convert: Callable[[nn.Module], None] | None = None,
         without: Sequence[Any] = (),
     ) -> None:
         self.network, self.spec, self.seed = network, spec, seed
@@ -98,10 +96,8 @@ class Adapters:
             from diffrl.policy.distilled import hold_base
 
             hold_base(self, without, cast_input)
-        if base != "full":
-            from diffrl.policy.quantised import quantise
-
-            quantise(network, base, device)
+        if convert is not None:
+            convert(network)
         self.fused = Fused(network, self.layers, self._active)
 
     @property

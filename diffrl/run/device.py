@@ -66,10 +66,8 @@ def _apart(config: Config) -> list[str]:
 
 
 def check_device(config: Config, device: torch.device) -> None:
-    """UserError for what an Apple device (MPS) cannot do, or what was never tried there."""
-    if device.type != "mps":
-        return
-    if config.engine.base in ("fp8", "nf4"):
-        raise UserError(f'engine.base: "{config.engine.base}" is not available on an Apple device (MPS); use int8')
-    if config.engine.optimiser == "adamw8bit":
+    """UserError for what this device cannot do, or what was never tried there."""
+    if text := config.engine.refusal_of_base(config.optimise.precision, device.type):
+        raise UserError(f"engine.base: {text}")
+    if device.type == "mps" and config.engine.optimiser == "adamw8bit":
         raise UserError('engine.optimiser: "adamw8bit" is not available on an Apple device (MPS); use adamw')

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from tiny_models.classic import tiny_flux, tiny_sd3
 from tiny_models.recent import make
 
-from diffrl.config.engine import Engine
+from diffrl.plugins import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ROOT / "scripts" / "proof" / "shared_weights.py"
@@ -87,15 +87,9 @@ class Case(NamedTuple):
         return MODELS[self.model].seconds * self.longer
 
 
-def _words(kind: Any) -> list[str]:
-    """The texts that an annotation names."""
-    return [word for one in get_args(kind) for word in ([one] if isinstance(one, str) else _words(one))]
-
-
 def quantised() -> list[str]:
-    """The values of `engine.base` but its default; none while there is no such key."""
-    field = Engine.model_fields.get("base")
-    return [word for word in _words(field.annotation) if word != field.default] if field else []
+    """The values of `engine.base` but its default."""
+    return list(installed("engine.base"))
 
 
 def _cases() -> dict[str, Case]:

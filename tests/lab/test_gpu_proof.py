@@ -10,7 +10,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -225,15 +225,10 @@ def test_a_plan_counts_a_network_once(tmp_path: Path) -> None:
     assert [(needed, fits) for _, needed, fits in planned] == [(30.0, True), (10.0, True), (30.0, False)]
 
 
-def test_quantised_bases_are_those_of_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Field:
-        annotation, default = Literal["full", "int8", "nf4"] | None, "full"
-
-    monkeypatch.setattr(training.Engine, "model_fields", {"base": Field})
-    assert training.quantised() == ["int8", "nf4"]
-    assert "option/base-nf4" in training._cases()
-    monkeypatch.setattr(training.Engine, "model_fields", {})
-    assert training.quantised() == []
+def test_quantised_bases_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(training.quantised()) == ["fp8", "int8", "nf4"]
+    monkeypatch.setattr(training, "installed", lambda kind: {"int4": kind})
+    assert training.quantised() == ["int4"] and "option/base-int4" in training._cases()
 
 
 def journal(path: Path, digest: str = "a") -> Journal:

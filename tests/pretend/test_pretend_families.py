@@ -13,8 +13,8 @@ from pretend_runs import WARMTH
 from tiny import tiny_flux, tiny_sd, tiny_sd3
 from tiny_models.recent import TINY, make
 
+from diffrl.additions.quantised import Quantised
 from diffrl.config import load_config
-from diffrl.policy.quantised import Quantised
 from diffrl.run.train import Run
 
 OLDER: dict[str, Callable[[Path], Path]] = {

@@ -15,6 +15,7 @@ from tiny import tiny_sd3
 MOST = 11_780  # lines of ours that `import diffrl.run.train` loads, docstrings included
 # Modules that no run needs before its config asks for them.
 OUTSIDE = (
+    "diffrl.additions",
     "diffrl.api",
     "diffrl.cli",
     "diffrl.config.given_loras",
@@ -37,7 +38,6 @@ OUTSIDE = (
     "diffrl.policy.backbone",
     "diffrl.policy.engine",
     "diffrl.policy.exchange",
-    "diffrl.policy.quantised",
     "diffrl.policy.resizing",
     "diffrl.policy.sharding",
     "diffrl.policy.textfiles",

@@ -13,13 +13,13 @@ from tiny_models.classic import tiny_flux, tiny_sd, tiny_sd3
 from tiny_models.recent import make
 from torch import Tensor, nn
 
+from diffrl.additions.quantised import Quantised, block_layers, quantise
 from diffrl.config import Config, load_config
 from diffrl.conformance.bases import dequantise
 from diffrl.conformance.check import scramble
 from diffrl.errors import UserError
 from diffrl.memory import fit
 from diffrl.policy import LoraSpec, Policy, load_policy
-from diffrl.policy.quantised import Quantised, block_layers, quantise
 from diffrl.records.changes import compare
 from diffrl.records.identity import identity_of_config
 from diffrl.run.device import check_device
@@ -141,8 +141,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
     unet = str(tiny_sd(tmp_path / "sd"))
     with pytest.raises(UserError, match="UNet2DConditionModel is mostly convolutions"):
         load_policy(unet, base="int8")
-    with pytest.raises(UserError, match=r'engine\.base: unknown "int9".*int8'):
-        quantise(nn.Linear(2, 2), "int9")
+    with pytest.raises(UserError, match=r'unknown engine\.base "int9".*int8'):
+        load_policy(unet, base="int9")
     with pytest.raises(UserError, match="no lists of blocks"):
         quantise(nn.Linear(2, 2), "int8")
     recipe = "configs/playground/nft.yaml"
@@ -156,6 +156,31 @@ def test_what_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=said):
             load_config(recipe, ["engine.base=fp8", *overrides])
     load_config(recipe, ["engine.base=fp8", "evaluate.also={full: {base: full}}"])
+
+
+def halve(network: nn.Module, device: torch.device | None = None) -> None:
+    """A base of another package."""
+    for name in block_layers(network):
+        layer: nn.Linear = network.get_submodule(name)  # type: ignore[assignment]
+        layer.weight = nn.Parameter(layer.weight.detach().to(device) / 2, requires_grad=False)
+
+
+def test_a_base_of_another_package_has_its_name(model: str, installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = "configs/playground/nft.yaml"
+    with pytest.raises(UserError, match=r"engine\.base: expected one of full, fp8, int8, nf4, got \"halved\""):
+        load_config(recipe, ["engine.base=halved"])
+    installed("halved", f"{__name__}:halve", "diffrl.bases")
+    config = load_config(recipe, ["engine.base=halved", "evaluate.also={full: {base: full}}"])
+    check_device(config, torch.device("mps"))  # it says nothing against it
+    policy, full = load(model, "halved"), load(model, "full")
+    names = block_layers(full.network)
+    halved, before = (dict(one.network.named_parameters()) for one in (policy, full))
+    assert names and all(torch.equal(halved[f"{n}.weight"] * 2, before[f"{n}.weight"]) for n in names)
+    monkeypatch.setattr(halve, "refusal", lambda precision, device: f"not in {precision}{device}", raising=False)
+    with pytest.raises(UserError, match=r"engine\.base: not in fp32$"):
+        load_config(recipe, ["engine.base=halved", "optimise.precision=fp32"])
+    with pytest.raises(UserError, match=r"engine\.base: not in \w+mps$"):
+        check_device(config, torch.device("mps"))
 
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

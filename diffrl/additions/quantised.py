@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 
 BLOCK = 64  # weights of nf4 with one scale: bitsandbytes' own default
 
@@ -88,23 +88,19 @@ _product: Callable[..., Tensor] = _Product.apply
 
 
 def quantise(network: nn.Module, base: str, device: torch.device | None = None) -> None:
-    """Convert the linear layers of the network's blocks to `base`, in place and one by one; "full" leaves all as it is.
+    """Convert the linear layers of the network's blocks to `base`, in place and one by one.
 
     So a device never holds more than what is converted and one layer. Modules on the meta device get what the real ones
     would have, without values.
 
     Args:
         network: the frozen denoiser, its LoRA already in it, which is left alone.
-        base: "full", "int8", "fp8" or "nf4".
+        base: "int8", "fp8" or "nf4".
         device: where the converted layers go; the others stay where they are. None: all stay.
 
     Raises:
-        UserError: there is no such format, its library is missing, or this network is not converted.
+        UserError: its library is missing, or this network is not converted.
     """
-    if base == "full":
-        return
-    if base not in ROUND:
-        raise UserError(f'engine.base: unknown "{base}"{nearest(base, ["full", *ROUND])}')
     kind = type(network).__name__
     if kind.startswith("UNet"):
         raise UserError(f'engine.base: "{base}", but {kind} is mostly convolutions, which stay full; use full')
