@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -109,6 +109,11 @@ def in_one_line(error: BaseException, most: int = 500, place: bool = False) -> s
     text = f"{type(error).__name__}{': ' * bool(message)}{message[:most]}{' ...' * (len(message) > most)}"
     frames = traceback.extract_tb(error.__traceback__) if place or not message else []
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

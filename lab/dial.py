@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffrl.additions.verdict import Guard
 from diffrl.config import Config, load_config
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
@@ -34,10 +35,9 @@ from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_json
-from diffrl.records.held_out import HeldOut
+from diffrl.records.held_out import HeldOut, gain
 from diffrl.records.progress import number
 from diffrl.records.tracking import save_image
-from diffrl.records.verdict import Guard, gain
 from diffrl.report.built_page import Page
 from diffrl.report.plots import Axis, Line
 from diffrl.report.sections import pick

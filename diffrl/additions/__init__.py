@@ -1,4 +1,4 @@
-"""What a config adds to a plain run beside its methods, each imported only where it is on."""
+"""What judges a plain run, and what a config adds to it beside methods: the latter is imported only where it is on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ def check(config: Config) -> None:
 
 
 def add(build: Build) -> None:
-    """The order is that of the hooks."""
+    """What every run has, and what its config asks for. The order is that of the hooks."""
+    from diffrl.additions.guard import add_guard
+    from diffrl.additions.suspicion import add_suspicions
+
+    add_suspicions(build)
+    add_guard(build)
     if build.config.tracking.trackers:
         from diffrl.additions.trackers import add_trackers
 

@@ -17,7 +17,7 @@ import numpy as np
 from diffrl.divgen.observe import Seen, Sight
 from diffrl.divgen.reference import Reference
 from diffrl.divgen.score import METRICS, SUBSETS, Drawn, Score, Scores, _coverage, _over_images, _over_prompts
-from diffrl.records.verdict import listed
+from diffrl.errors import listed
 from diffrl.seeds import seed_of
 
 

@@ -7,7 +7,7 @@ smaller than the two means' own errors, since most of what differs between promp
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,14 @@ from diffrl.stats import differences, known, significant, standard_error
 NAME = "held_out.jsonl"
 PROMPTS, SOLVER = "prompts.test (texts and number)", "evaluate (solver and size)"  # in environment.json, as digests
 Values = Sequence[float | None]  # of each prompt, in their order; None where a reward does not apply
+
+
+def gain(name: str, change: float, lower: Collection[str]) -> float:
+    """A value's change, positive when it is for the better; 0 for what is neither good nor bad."""
+    plain = name.rpartition("/")[2]
+    if plain == "saturation":
+        return 0.0
+    return -change if name in lower or plain == "unreadable" else change
 
 
 class HeldOut:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffrl.errors import printable
-from diffrl.records.verdict import gain
+from diffrl.records.held_out import gain
 
 Metrics = Mapping[str, Any]
 PARTS = ("rollout", "decode", "reward", "wait", "advantages", "optimise")  # of an epoch; "wait": for other processes

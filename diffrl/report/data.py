@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 from PIL import Image
 
+from diffrl.additions.verdict import Change, Guard, breadth, change
 from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import BETWEEN, PARTS, finite, wall
 from diffrl.records.tracking import read_metrics
-from diffrl.records.verdict import Change, Guard, breadth, change
 
 log = logging.getLogger("diffrl")
 BREADTH = ("diversity", "variety", "unreadable")  # how much the images of one prompt differ

@@ -16,10 +16,9 @@ from diffrl.divgen.metrics import Difference, difference
 from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import FILE, METRICS, Score, Scores, load_scores
-from diffrl.errors import UserError
+from diffrl.errors import UserError, listed
 from diffrl.records.disk import write_text
 from diffrl.records.progress import number
-from diffrl.records.verdict import listed
 from diffrl.report.built_page import Page
 from diffrl.report.data import PALETTE
 from diffrl.report.dot_plots import Dots, dots, radar

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from diffrl.additions.verdict import Change
 from diffrl.errors import foreign
 from diffrl.records.held_out import HeldOut
 from diffrl.records.progress import number
-from diffrl.records.verdict import Change
 from diffrl.report.built_page import Page
 from diffrl.report.sections import within
 from diffrl.stats import interval

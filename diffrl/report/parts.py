@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from diffrl.additions.verdict import change
 from diffrl.records.progress import number
-from diffrl.records.verdict import change
 from diffrl.report.data import RunData
 from diffrl.report.page import Markup, section, table
 from diffrl.report.sections import signed

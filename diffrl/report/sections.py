@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import yaml
 
+from diffrl.additions.verdict import Change, places
 from diffrl.config.schema import method_of
 from diffrl.records.lock import renewed
 from diffrl.records.progress import PARTS, duration, number
-from diffrl.records.verdict import Change, places
 from diffrl.report.data import UNITS, RunData, overlaps, warnings_of
 from diffrl.report.page import Markup, bar, escape, figure, grid, legend, section, strip, table, tile
 from diffrl.report.page import curves as curves_of

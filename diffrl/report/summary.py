@@ -9,9 +9,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from diffrl.additions.verdict import BREADTH, change, places
 from diffrl.records.held_out import HeldOut
 from diffrl.records.progress import Metrics, finite, number
-from diffrl.records.verdict import BREADTH, change, places
 
 _STYLES = {1: "green", 0: "dim", -1: "red"}
 _WORDS = {1: "better", 0: "not more than noise", -1: "worse"}

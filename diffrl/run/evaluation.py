@@ -1,4 +1,4 @@
-"""The evaluations of a run: held-out scores, the fixed sample images, the guard rails, and what hooks measure."""
+"""The evaluations of a run: held-out scores, the fixed sample images, and what hooks measure and judge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from diffrl.features import Features
 from diffrl.policy import Policy
 from diffrl.prompts import load_prompts
 from diffrl.records.held_out import PROMPTS, SOLVER, HeldOut
-from diffrl.records.verdict import Guard
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
@@ -48,15 +47,14 @@ class Evaluation:
         snapshot: str,
         judges: Scorer,
         features: Features,
-        guard: Guard,
         folder: RunFolder,
         accelerator: Accelerator,
         monitor: Monitor,
         hooks: Sequence[RunHook] = (),
     ) -> None:
         self.config, self.policy, self.snapshot, self.judges = config, policy, snapshot, judges
-        self.features, self.guard, self.hooks = features, guard, hooks
-        self.folder, self.accelerator, self.monitor = folder, accelerator, monitor
+        self.features, self.hooks, self.folder = features, hooks, folder
+        self.accelerator, self.monitor = accelerator, monitor
         self.prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         self.backbone: Any = None  # of another size
         if (resolution := config.evaluate.resolution) is not None:
@@ -78,7 +76,7 @@ class Evaluation:
         return {key: digest(what) for key, what in drawn.items()} | self.code
 
     def measure(self, metrics: dict[str, Any], evaluated: bool = True) -> list[str]:
-        """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; the guard rails' alarms."""
+        """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; their alarms."""
         alarms: list[str] = []
         mark = time.perf_counter()
         if evaluated:
@@ -90,7 +88,7 @@ class Evaluation:
             self._prompts |= found.prompts
         if evaluated:
             self._show_samples(metrics["epoch"])
-            alarms = self._look_out(metrics)
+            alarms = self._judged(metrics)
         if evaluated or added:
             metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
             if (copying := self.judges.take_copying()) is not None:
@@ -137,19 +135,12 @@ class Evaluation:
         evaluator = Evaluator(policy, self.judges, self.features, spec, *amount)
         return evaluator.score(self.prompts, snapshot, self.config.seed, keep=keep)
 
-    def _look_out(self, metrics: dict[str, Any]) -> list[str]:
-        """The guard rails' alarms for an evaluation's metrics, into which they are written.
-
-        Without any the LoRA is marked as healthy: `RUN_DIR/healthy` has the last such one for diffusers to load.
-        """
+    def _judged(self, metrics: dict[str, Any]) -> list[str]:
+        """Keep an evaluation's metrics, and let hooks judge it and all before it; their alarms."""
         self.past.append(dict(metrics))
         self.held.add(metrics["epoch"], self._prompts)
         self.folder.save_held_out(self.held, metrics["epoch"])
-        alarms = self.guard.alarms(self.past, self.held)
-        metrics |= {f"alarm/{alarm.key}": alarm.text for alarm in alarms}
-        if metrics["epoch"] and not alarms:
-            self.folder.save_healthy(self.policy, self.snapshot, metrics)
-        return [alarm.text for alarm in alarms]
+        return [text for hook in self.hooks for text in hook.alarms(metrics)]
 
     def _show_samples(self, epoch: int) -> None:
         """The newest evaluation's first image of each of the first prompts, as PNG."""

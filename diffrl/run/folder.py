@@ -92,14 +92,6 @@ class RunFolder:
         if self.main:
             policy.save_lora(self.path / "lora", snapshot)
 
-    def save_healthy(self, policy: Policy, snapshot: str, metrics: Mapping[str, Any]) -> None:
-        """The LoRA of the last evaluation without an alarm, and what was measured of it."""
-        if self.main:
-            healthy = inside(self.path, "healthy")
-            policy.save_lora(healthy, snapshot)
-            measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
-            write_json(healthy / "evaluation.json", measured)
-
     def save_samples(
         self, epoch: int, images: Tensor, texts: list[str], seed: int, scores: list[dict[str, float]]
     ) -> list[Path]:

@@ -65,6 +65,13 @@ class RunHook:
         """Called after each epoch (from 1; 0: before training), whether the run evaluates it or not."""
         return None
 
+    def alarms(self, metrics: dict[str, Any]) -> Sequence[str]:
+        """Called when an evaluation has all its values, and may add to them; returns what is wrong with the run.
+
+        With `guard.stop` the run ends for that.
+        """
+        return ()
+
     def on_samples(self, epoch: int, paths: Sequence[Path], prompts: Sequence[str]) -> None:
         """Called on the main process when an evaluation's sample images, of these prompts, are on the disk."""
 

@@ -25,7 +25,6 @@ from diffrl.plugins import installed, load_value
 from diffrl.policy import Policy, load_policy
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
-from diffrl.records.verdict import Guard
 from diffrl.rewards.answers import applies
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
@@ -187,9 +186,7 @@ def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
     monitor, hooks, processes = Monitor(), list[RunHook](), Processes(checked.accelerator, Clock())
     features = load_features(features_name(config), policy.device)
     rollouts = _rollouts(loaded, scorer, features, processes, monitor, hooks)
-    students = {f"{student}/{name}" for student in config.evaluate.also for name in rewards.lower}
-    guard = Guard.of(config.resolved(), rewards.lower | students)
-    held_out = (rewards.judges, features, guard, checked.folder, checked.accelerator, monitor, hooks)
+    held_out = (rewards.judges, features, checked.folder, checked.accelerator, monitor, hooks)
     evaluation = Evaluation(config, policy, loaded.judged, *held_out)
     weights = torch.tensor([reward.weight for reward in config.rewards.values()])
     compose = build_composition(config)
@@ -260,10 +257,7 @@ def _rollouts(
 
 
 def _add(build: Build) -> None:
-    """What every run has, what installed packages add, by name, and what the config's methods add."""
-    from diffrl.run.suspicion import add_suspicions
-
-    add_suspicions(build)
+    """What packages add, by name, and what the config's methods add."""
     for name, entry in installed("addition").items():
         load_value("addition", name, entry.value)(build)
     if build.config.checkpoint.push is not None:

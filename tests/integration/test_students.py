@@ -13,6 +13,7 @@ from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from tiny import tiny_flux, tiny_sd3
 
+from diffrl.additions.verdict import Guard
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluator, summarise
@@ -20,7 +21,6 @@ from diffrl.features import load_features
 from diffrl.memory import fit
 from diffrl.methods.students import students_of
 from diffrl.policy import load_policy
-from diffrl.records.verdict import Guard
 from diffrl.report.compare import write_comparison
 from diffrl.report.data import read_run
 from diffrl.rollout import SamplerSpec

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffrl.additions.suspicion import EPOCHS, Suspicions
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
 from diffrl.rewards import scoring
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.suspicion import EPOCHS, Suspicions
 
 IMAGES = torch.linspace(0, 1, 4 * 3 * 4 * 4).view(4, 3, 4, 4)
 PROMPTS = [Prompt(f"prompt {i}", {"tags": [i]}) for i in range(4)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl.records.verdict import Guard
+from diffrl.additions.verdict import Guard
 from diffrl_playground.grammar import Caption, parse, understood
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import complete, free, sample_caption

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from diffrl.additions.verdict import Guard, change
 from diffrl.records.held_out import HeldOut
-from diffrl.records.verdict import Guard, change
 from diffrl.report.data import RunData, warnings_of
 
 GUARD = Guard(trained=["proxy"], watched=["truth", "flaws"], lower={"flaws"})

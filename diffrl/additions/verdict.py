@@ -10,19 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from diffrl.records.held_out import HeldOut
+from diffrl.errors import listed
+from diffrl.records.held_out import HeldOut, gain
 
 Evaluation = Mapping[str, Any]
 BREADTH = ("diversity", "variety", "saturation")  # what evaluations measure beside rewards
 MIN_RELATIVE_DROP = 0.05  # share of its best by which a watched value has to be worse, whatever a test says
-
-
-def gain(name: str, change: float, lower: Collection[str]) -> float:
-    """A value's change, positive when it is for the better; 0 for what is neither good nor bad."""
-    plain = name.rpartition("/")[2]
-    if plain == "saturation":
-        return 0.0
-    return -change if name in lower or plain == "unreadable" else change
 
 
 @dataclass(frozen=True)
@@ -198,11 +191,6 @@ class Guard:
 def breadth(past: Sequence[Evaluation]) -> str:
     """What the limit on diversity is about: variety where the first evaluation has it."""
     return "variety" if past and past[0].get("eval/variety") is not None else "diversity"
-
-
-def listed(names: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,38 @@
+"""The guard rails of a run: every evaluation is judged, and the LoRA of the last one without an alarm is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diffrl.additions.verdict import Guard
+from diffrl.records.disk import inside, write_json
+from diffrl.run.build import Build
+from diffrl.run.hooks import RunHook
+
+
+class GuardRails(RunHook):
+    """`RUN_DIR/healthy` has the last LoRA without an alarm for diffusers to load, and what was measured of it."""
+
+    def __init__(self, build: Build) -> None:
+        self.build = build
+
+    def alarms(self, metrics: dict[str, Any]) -> Sequence[str]:
+        build = self.build
+        lower = build.lower.union(*(hook.lower for hook in build.hooks))
+        guard = Guard.of(build.config.resolved(), lower)
+        alarms = guard.alarms(build.evaluation.past, build.evaluation.held)
+        metrics |= {f"alarm/{alarm.key}": alarm.text for alarm in alarms}
+        if metrics["epoch"] and not alarms and build.folder.main:
+            self._save(metrics)
+        return [alarm.text for alarm in alarms]
+
+    def _save(self, metrics: Mapping[str, Any]) -> None:
+        healthy = inside(self.build.folder.path, "healthy")
+        self.build.policy.save_lora(healthy, self.build.evaluation.snapshot)
+        measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
+        write_json(healthy / "evaluation.json", measured)
+
+
+def add_guard(build: Build) -> None:
+    build.add(GuardRails(build))
