@@ -21,12 +21,12 @@ from diffrl.errors import UserError
 from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import default_features, load_features
 from diffrl.launched import join_processes
+from diffrl.loras.recorded import recorded
 from diffrl.policy import Policy, load_policy
 from diffrl.policy.backbone import Backbone
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing, write_json, write_text
-from diffrl.records.drawing import recorded
 from diffrl.records.tracking import save_image, slug
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
@@ -48,7 +48,7 @@ class Drawing:
     """What commands draw: a model, with a LoRA if one is given, and how.
 
     What is None is settled in one place for all of them: by the run `like`; guidance, shift, size and text also by the
-    run that trained the LoRA (`diffrl.records.drawing`); else as the authors draw it, where the family knows the model,
+    run that trained the LoRA (`diffrl.loras.recorded`); else as the authors draw it, where the family knows the model,
     or with 10 steps and without guidance. Solver: the plain pipeline's, without noise. So a LoRA and its base are drawn
     alike.
     """

@@ -1,82 +1,58 @@
-"""Where a LoRA lies that a user names: the same words at every door (`--lora`, `--merge`, teachers, `load`, ...)."""
+"""LoRAs that a user names: the same words at every door (`--lora`, `--merge`, teachers, `load`, ...), and their reader.
+
+`diffrl.loras` finds, reads and merges them. A package adds a reader by an entry point of the group
+`diffrl.lora_readers`: that of the name `studio` gets the LoRAs that are called `studio:...`.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
-from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.hub import hub_file, not_name, pinned
-from diffrl.hub_access import hub_failure
-from diffrl.plugins import here
-from diffrl.worlds import world_of, worlds
+from diffrl.errors import UserError
+from diffrl.plugins import installed, load
 
 OTHERS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga", "milora")  # peft's other starts
-PART = re.compile(r".*-\d+-of-0*(?!1\.)[1-9]\d*\.safetensors")  # one of several files of weights
-NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
+
+
+class LoraReader(Protocol):
+    """What is done with LoRAs that a user names. `diffrl.loras.files.LoraFiles` does all of it: a reader is a class
+    under that one, with another `find` and `file`.
+
+    Every method raises UserError where there is no such LoRA, or it does not fit.
+    """
+
+    def find(self, name: str) -> Path | tuple[str, str | None]:
+        """The file; of one on the hub the repository, and the file where one is named. Nothing is fetched."""
+
+    def file(self, name: str) -> Path:
+        """The file, fetched where it is not here."""
+
+    def merge(self, backbone: Any, loras: Sequence[tuple[str, float]]) -> Callable[[Any, bool], None]:
+        """Add LoRAs to the weights of a model, each with its weight. What it returns is `without` of a `Policy`."""
+
+    def begin(self, name: str, backbone: Any, lora: Any, **kind: Any) -> Any:
+        """A `Policy(backbone, lora=lora, **kind)` whose LoRA begins as this one; `lora` None: of its size."""
+
+    def load(self, name: str, policy: Any, snapshot: str) -> None:
+        """Set a LoRA of the policy to this one; what it has not gets no effect."""
+
+
+def reader_of(name: str | Path) -> LoraReader:
+    """Of the package that the name begins with, else of files."""
+    package = str(name).partition(":")[0]
+    return cast(LoraReader, load("LoRA reader", package if package in installed("LoRA reader") else "diffrl:files")())
 
 
 def find_lora(name: str | Path) -> Path | tuple[str, str | None]:
-    """The file of a LoRA; of one on the hub the repository, with its revision, and the file, where one is named.
-
-    Nothing is fetched.
-
-    `name`: a world's (playground/turbo), a .safetensors file, a folder with one, a run, or OWNER/NAME[@REVISION][:FILE]
-    on the hub. Of several files in a folder those with diffrl's, diffusers' and peft's own names are taken.
-
-    Raises:
-        UserError: there is none.
-    """
-    if not (name := str(name)):
-        raise UserError("the name of the LoRA is empty")
-    loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
-    path = Path(os.path.expanduser(here(str(loras.get(name, name)))))
-    if path.is_file():
-        if path.suffix != ".safetensors":
-            raise UserError(f'"{path}" is not a LoRA file (.safetensors); a pickle is not read')
-        if PART.fullmatch(path.name):
-            raise UserError(f'"{path}" is one of several files of a LoRA; write them into one')
-        return path
-    if path.is_dir():
-        inner = path / "lora" if (path / "lora").is_dir() and not any(path.glob("*.safetensors")) else path
-        return inner / _only(sorted(file.name for file in inner.glob("*.safetensors")), f'folder "{inner}"')
-    repository, colon, file = name.partition(":")
-    of_hub = not not_name(repository, "OWNER/NAME[@REVISION]") and bool(file) == bool(colon)
-    if of_hub and world_of(name) is None and not Path(repository.partition("@")[0]).parent.is_dir():
-        return repository, file or None
-    there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and len(path.parts) > 1 else []
-    hint = nearest(name, loras) if world_of(name) or not there else nearest(path.name, there)
-    raise UserError(f'no LoRA "{name}"; give a file, a folder, a run, or OWNER/NAME[@REVISION][:FILE]{hint}')
+    """Where a LoRA lies, see `LoraReader.find`. UserError: there is none."""
+    return reader_of(name).find(str(name))
 
 
 def lora_file(name: str | Path) -> Path:
-    """The file, fetched where it is on the hub; beside peft's there is its adapter_config.json then.
-
-    Raises:
-        UserError: there is none, or the hub does not give it.
-    """
-    found = find_lora(name)
-    if isinstance(found, Path):
-        return found
-    repository, file = found
-    missing = f'no folder "{name}"'
-    if file is None and hub_failure():
-        file = NAMES[0]
-    if file is None:
-        from huggingface_hub import HfApi
-
-        source, at = pinned(repository)
-        try:
-            files = HfApi().list_repo_files(source, **at)
-        except Exception as error:  # the hub's and the network's
-            raise UserError(f"{missing}, and the hub does not give it ({in_one_line(error, most=120)})") from error
-        file = _only(sorted(one for one in files if one.endswith(".safetensors")), f'"{repository}"')
-        if file == NAMES[1]:
-            hub_file(repository, "adapter_config.json", missing)
-    return hub_file(repository, file, missing)
+    """Its file, fetched where it is not here. UserError: there is none, or it cannot be had."""
+    return reader_of(name).file(str(name))
 
 
 def weighted(text: str) -> tuple[str, float]:
@@ -117,13 +93,3 @@ def as_list(given: Any) -> list[str]:
         weighted(str(one))
         texts.append(str(one))
     return texts
-
-
-def _only(files: list[str], where: str) -> str:
-    known = [name for name in NAMES if name in files]
-    if not known and (parts := [name for name in files if PART.fullmatch(name)]):
-        raise UserError(f"{where} has a LoRA in several files, such as {parts[0]}; write them into one")
-    if known or len(files) == 1:
-        return (known or files)[0]
-    several = f"has several: {', '.join(files)}; name one of them" if files else f"has no {NAMES[0]}"
-    raise UserError(f"{where} {several}")

@@ -31,6 +31,7 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "sampler": "diffrl.samplers",
     "family": "diffrl.families",
     "world": "diffrl.worlds",
+    "LoRA reader": "diffrl.lora_readers",
     "report": "diffrl.report",
     "addition": "diffrl.additions",
     "check": "diffrl.checks",

@@ -220,7 +220,7 @@ def _source(given: str) -> None:
 
 def settled(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a `Drawing` with what a run's record says of them, which is printed."""
-    from diffrl.records.drawing import recorded, trained_at
+    from diffrl.loras.recorded import recorded, trained_at
 
     own, parts = recorded(given), list[str]()
     if own:

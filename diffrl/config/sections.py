@@ -79,17 +79,18 @@ class Lora(Section):
     )
 
     def check(self, config: Any) -> None:
-        if self.start is not None or self.merge or self.kind != "lora":
-            from diffrl.config.given_loras import check_given
-
-            check_given(config)
+        ranks = self.rank.values() if isinstance(self.rank, dict) else [self.rank]
+        if "orthogonal" in self.kind and (config.optimise.precision != "fp32" or any(rank % 2 for rank in ranks)):
+            raise Problem("lora.kind", "orthogonal begins without effect at even ranks and in fp32 only; use kaiming")
 
     def contents(self, config: Any) -> Mapping[str, Path | str]:
         if self.start is None and not self.merge:
             return {}
-        from diffrl.config.given_loras import files_of
+        from diffrl.lora_files import lora_file, weighted
 
-        return files_of(self)
+        named = {f"lora.merge (file {number})": weighted(one)[0] for number, one in enumerate(self.merge, 1)}
+        named |= {} if self.start is None else {"lora.start (file)": self.start}
+        return {key: lora_file(name) for key, name in named.items()}
 
 
 class Rollout(SamplerSpec):

@@ -62,9 +62,9 @@ def load_policy(
         resolution: side of the square images, or (width, height), in pixels; None for the model's own.
         seed: of the LoRA's gaussian start.
         family: `path/to/file.py:Class` for a family of one's own; None: by the pipeline's class.
-        start: what the LoRA begins as, see `diffrl.policy.reading`.
-        merge: LoRAs that become part of the weights first, such as a turbo LoRA: LORA[=WEIGHT] (`diffrl.lora_files`).
-        keep_base: what counts as pretrained, in `using(None)`, is the model without them.
+        start: the LoRA that it begins as (`diffrl.lora_files`).
+        merge: LoRAs that become part of the weights first, such as a turbo LoRA: LORA[=WEIGHT].
+        keep_base: what counts as pretrained, in `adapter(None)`, is the model without them.
         base: "full", or what the network's frozen weights become then: "int8", or another of `diffrl.bases`.
         whole: False: the network waits in main memory for `Policy.shard`.
         text_length: tokens of a prompt, as the pipeline's `max_sequence_length`; None: its own default.
@@ -82,16 +82,17 @@ def load_policy(
         set_text_length(backbone, text_length)
     kind: dict[str, Any] = {"device": device, "seed": seed, "convert": convert, "whole": whole}
     if merge:
-        from diffrl.policy.distilled import merge_loras
+        from diffrl.lora_files import as_list, reader_of, weighted
 
-        merged = merge_loras(backbone, merge)
-        kind["without"] = merged if keep_base else ()
+        loras = [weighted(one) for one in as_list(merge)]
+        without = reader_of(loras[0][0]).merge(backbone, loras)
+        kind["without"] = without if keep_base else None
     if start is None:
         policy = Policy(backbone, lora=lora, **kind)
     else:
-        from diffrl.policy.beginning import policy_from
+        from diffrl.lora_files import reader_of
 
-        policy = policy_from(start, backbone, lora, **kind)
+        policy = reader_of(start).begin(str(start), backbone, lora, **kind)
     policy.world = owner(model)
     return policy
 

@@ -51,7 +51,7 @@ class Policy:
         seed: of the LoRA's gaussian start.
         convert: makes the network's frozen weights something else, on a device, once the LoRA is in: (network, device).
         whole: False: the network stays in main memory until `shard` brings this process's share to the device.
-        without: merged LoRAs (`diffrl.policy.distilled`) that the pretrained model of `adapter(None)` does not have.
+        without: takes merged LoRAs off the pretrained model of `adapter(None)`, see `Adapters`.
 
     `network` is what `predict` calls; a wrapper (torch.compile, DistributedDataParallel) may be put in its place.
     `world`: whose language of prompts the model draws, if it is a world's.
@@ -68,7 +68,7 @@ class Policy:
         seed: int = 0,
         convert: Callable[..., None] | None = None,
         whole: bool = True,
-        without: Sequence[Any] = (),
+        without: Callable[[Adapters, bool], None] | None = None,
     ) -> None:
         self.backbone, self.device = backbone, torch.device(device)
         self.process, self.latent_shape = backbone.process, backbone.latent_shape
@@ -96,6 +96,7 @@ class Policy:
         self.decoded: int | None = None  # images decoded at a time; None: by their size
         self.texts = Texts(backbone, self.device)
         self.plain_texts: Texts | None = None  # of the pretrained model, where a LoRA changes the text encoders, too
+        self.add_texts: Callable[[Path, Any], None] | None = None  # writes the text encoders' LoRAs into a LoRA's file
         self._negative: Conditioning | None = None  # of the family's empty prompt, on the device
         self._lockstep: Lockstep | None = None  # of a sharded network
 
@@ -303,20 +304,16 @@ class Policy:
         path = directory / LORA_WEIGHT_NAME_SAFE
         with replacing(path) as unfinished:
             self.backbone.save_lora(directory, unfinished.name, self.lora.state(name), self.lora.metadata())
-            if self.plain_texts is not None:
-                from diffrl.policy.reading import add_texts
-
-                add_texts(unfinished, self.backbone)
+            if self.add_texts is not None:
+                self.add_texts(unfinished, self.backbone)
         return path
 
     def load_lora(self, source: str | Path, name: str = TRAINED) -> None:
-        """Set the LoRA `name` to a file's, see `diffrl.policy.reading`; what the file has not gets no effect.
+        """Set the LoRA `name` to a file's, see `diffrl.lora_files`; what the file has not gets no effect.
 
         Raises:
             UserError: it cannot be read, or its rank is larger or its layers are others (`lora.rank`, `lora.targets`).
         """
-        from diffrl.policy.merging import fitted
-        from diffrl.policy.reading import read_lora
+        from diffrl.lora_files import reader_of
 
-        read = read_lora(source, self.backbone)
-        self.lora.load_state(name, fitted(read.state, read.spec, self.lora.spec, self.state(name), str(source)))
+        reader_of(source).load(str(source), self, name)

@@ -60,7 +60,8 @@ class Adapters:
         seed: of A's gaussian start (standard deviation 1 / r; B starts at 0, so every snapshot starts as the identity).
         cast_input: let peft cast the input of A to fp32. Off under autocast, which would cast it back at once.
         convert: what changes the frozen weights once the LoRA is in, if anything does.
-        without: merged LoRAs that the pretrained network has not, see `diffrl.policy.distilled`.
+        without: called with the adapters and `cast_input` before weights are converted: makes a snapshot that takes
+            merged LoRAs off again, and names it the `reference`.
 
     Raises:
         UserError: if a target names no linear layer, or `convert` refuses the network.
@@ -75,7 +76,7 @@ class Adapters:
         seed: int = 0,
         cast_input: bool = True,
         convert: Callable[[nn.Module], None] | None = None,
-        without: Sequence[Any] = (),
+        without: Callable[[Adapters, bool], None] | None = None,
     ) -> None:
         self.network, self.spec, self.seed = network, spec, seed
         self.layers: dict[str, LoraLayer] = {}  # by the name of the layer that was replaced
@@ -92,10 +93,8 @@ class Adapters:
         self._fields = fields(spec, find_layers(network, spec.targets, targets, dead))
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
-        if without:
-            from diffrl.policy.distilled import hold_base
-
-            hold_base(self, without, cast_input)
+        if without is not None:
+            without(self, cast_input)
         if convert is not None:
             convert(network)
         self.fused = Fused(network, self.layers, self._active)

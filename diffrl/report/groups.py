@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from diffrl.errors import UserError, foreign
-from diffrl.records.drawing import evaluation_of
+from diffrl.loras.recorded import evaluation_of
 from diffrl.records.held_out import PROMPTS, SOLVER
 from diffrl.records.progress import count, finite
 from diffrl.report.data import BREADTH, RunData, differing, read_run

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.loras.comfyui import KREA2, LUMINA2, SD3, Z_IMAGE, weights_of
 from diffrl.policy import LoraSpec
-from diffrl.policy.comfyui import KREA2, LUMINA2, SD3, Z_IMAGE, weights_of
 
 FLUX = (
     r"transformer_blocks\.\d+\.(attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)|norm1(_context)?\.linear|"

@@ -17,8 +17,8 @@ from tiny_models.recent import TINY, hidream
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
+from diffrl.loras.reading import read_lora
 from diffrl.policy.lora import Adapters, LoraSpec
-from diffrl.policy.reading import read_lora
 from diffrl.policy.registry import SHIPPED, find_family
 from diffrl.sharing.keys import READ, for_comfyui
 

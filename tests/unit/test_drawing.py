@@ -15,9 +15,9 @@ from hub_cache import put
 import diffrl
 from diffrl.cli.main import main
 from diffrl.drawing import Drawing, evaluate, sample
+from diffrl.loras.recorded import recorded, trained_at
 from diffrl.policy import LoraSpec, load_policy
 from diffrl.prompts import Prompt
-from diffrl.records.drawing import recorded, trained_at
 
 REWARD = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
 TEXTS = ["red a", "blue b", "red c"]

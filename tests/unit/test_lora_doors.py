@@ -4,8 +4,10 @@ model, or would change nothing, is one line. What each form means is in test_lor
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ import diffrl
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.lora_files import find_lora, lora_file
+from diffrl.loras.files import LoraFiles
 from diffrl.methods.opd.teachers import load_teachers
 from diffrl.methods.students import load_students
 from diffrl.policy import load_policy
@@ -112,3 +116,33 @@ def test_every_door_reads_the_same_files(
         line = [one for one in said.split("\n") if one.strip()][-1]
         assert re.search(words, line) and "Traceback" not in said, said
     assert not [*tmp_path.glob("refused/*")]
+
+
+def test_a_reader_of_another_package_finds_its_own_loras(
+    installed: Any, monkeypatch: pytest.MonkeyPatch, config_file: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Of the names that begin with its own; everything else is done with them as with files."""
+
+    class Studio(LoraFiles):
+        def find(self, name: str) -> Path:
+            if name != "studio:fox":
+                raise UserError(f'the studio has no "{name}"')
+            return tmp_path / "fox" / "pytorch_lora_weights.safetensors"
+
+    module = ModuleType("of_a_studio")
+    module.Studio = Studio
+    monkeypatch.setitem(sys.modules, "of_a_studio", module)
+    installed("studio", "of_a_studio:Studio", "diffrl.lora_readers")
+    policy = load_policy(str(tiny_model), lora=SPEC)
+    scramble(policy, std=0.2)
+    file = policy.save_lora(tmp_path / "fox")
+    assert find_lora("studio:fox") == lora_file("studio:fox") == file
+    for door in ("start", "merge"):
+        ours, theirs = (load_policy(str(tiny_model), **{door: name}) for name in ("studio:fox", str(file)))
+        assert torch.equal(velocity(ours), velocity(theirs))
+        config = load_config(config_file(door, lora={door: "studio:fox"}))
+        assert [*config.lora.contents(config).values()] == [file]
+        with pytest.raises(UserError, match=rf'lora\.{door}: the studio has no "studio:cat"'):
+            load_config(config_file(door, lora={door: "studio:cat"}))
+    with pytest.raises(UserError, match='no LoRA "studios:fox"'):
+        find_lora("studios:fox")

@@ -12,8 +12,8 @@ from tiny import SPEC, inputs, scramble, tiny_sd3, velocity
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.loras.reading import read_lora
 from diffrl.policy import LoraSpec, Policy, load_policy
-from diffrl.policy.reading import read_lora
 
 
 def test_a_step_moves_every_trained_matrix_and_nothing_else(policy: Policy) -> None:

@@ -14,11 +14,11 @@ import yaml
 from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.lora_files import lora_file
+from diffrl.loras.reading import read_lora
 from diffrl.methods.opd import OPDSection
 from diffrl.policy import Policy
 from diffrl.policy.lora import TRAINED
 from diffrl.policy.merging import fitted, merged
-from diffrl.policy.reading import read_lora
 
 log = logging.getLogger("diffrl")
 

@@ -7,7 +7,8 @@ merged into the weights once, by diffusers, and costs nothing afterwards; the tr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +17,13 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.lora_files import as_list, weighted
+from diffrl.loras.reading import FILE, Lora, dress, quietly, read_lora
 from diffrl.policy.lora import BASE, Adapters
-from diffrl.policy.reading import FILE, Lora, dress, quietly, read_lora
 
 
-def merge_loras(backbone: Any, loras: str | Sequence[str]) -> list[tuple[Lora, float]]:
-    """Merge each LORA[=WEIGHT] in turn; what was merged, with its weight. UserError as of `merge_lora`."""
-    return [(merge_lora(backbone, name, weight), weight) for name, weight in map(weighted, as_list(loras))]
+def merge_loras(backbone: Any, loras: Sequence[tuple[str, float]]) -> Callable[[Adapters, bool], None]:
+    """Merge each LoRA with its weight, in turn; `hold_base` for them. UserError as of `merge_lora`."""
+    return partial(hold_base, [(merge_lora(backbone, name, weight), weight) for name, weight in loras])
 
 
 def merge_lora(backbone: Any, name: str, weight: float = 1.0) -> Lora:
@@ -51,7 +51,7 @@ def merge_lora(backbone: Any, name: str, weight: float = 1.0) -> Lora:
 
 
 @torch.no_grad()
-def hold_base(adapters: Adapters, merged: Sequence[tuple[Lora, float]], cast_input: bool) -> None:
+def hold_base(merged: Sequence[tuple[Lora, float]], adapters: Adapters, cast_input: bool) -> None:
     """From now on the network as it was before these LoRAs became part of it is what counts as pretrained.
 
     It is a frozen LoRA that takes them off again, to the rounding of the merged weights: no copy of the weights, which

@@ -1,22 +1,21 @@
-"""A policy whose LoRA begins as a file's."""
+"""A policy whose LoRA begins as a file's, or is set to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from diffrl.loras.reading import add_texts, dress, read_lora, undressed
 from diffrl.policy.backbone import Backbone
 from diffrl.policy.base import Policy
 from diffrl.policy.lora import TRAINED, LoraSpec
 from diffrl.policy.merging import fitted
-from diffrl.policy.reading import dress, read_lora, undressed
 from diffrl.policy.text_cache import Texts
 
 
-def policy_from(source: str | Path, backbone: Backbone, lora: LoraSpec | None, **kind: Any) -> Policy:
+def policy_from(source: str, backbone: Backbone, lora: LoraSpec | None, **kind: Any) -> Policy:
     """A policy whose LoRA is that of `source`; `lora` may have a larger rank, another scale and more layers.
 
     Where `lora` names no targets, the family's and the file's get a LoRA. Text encoders wear their part of the file.
@@ -30,11 +29,22 @@ def policy_from(source: str | Path, backbone: Backbone, lora: LoraSpec | None, *
         spec = replace(spec, targets=[*backbone.targets, *(read.spec.targets or ())])
     worn = dress(backbone, read.texts, source)
     policy = Policy(backbone, lora=spec, **kind)
-    policy.load_state(TRAINED, fitted(read.state, read.spec, spec, policy.state(), str(source)))
+    policy.load_state(TRAINED, fitted(read.state, read.spec, spec, policy.state(), source))
     if worn:
         policy.plain_texts = Texts(backbone, policy.device)
         policy.plain_texts.room = lambda: _plain(policy)
+        policy.add_texts = add_texts
     return policy
+
+
+def load(source: str, policy: Policy, name: str) -> None:
+    """Set the LoRA `name` of a policy to a file's; what the file has not gets no effect.
+
+    Raises:
+        UserError: it cannot be read, or its rank is larger or its layers are others (`lora.rank`, `lora.targets`).
+    """
+    read = read_lora(source, policy.backbone)
+    policy.lora.load_state(name, fitted(read.state, read.spec, policy.lora.spec, policy.state(name), source))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.policy.comfyui import split
+from diffrl.loras.comfyui import split
 
 ENCODER = re.compile(r"lora_te(\d?)_(text_model_)?encoder_layers_(\d+)_(self_attn|mlp)_(\w+)")
 

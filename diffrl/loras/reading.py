@@ -2,7 +2,7 @@
 alphas of each layer. What it returns is what diffusers makes of the file.
 
 Names of layers that are this network's own, after any prefix and with dots or underscores, are read as they are, and
-so are ComfyUI's names of its weights (`diffrl.policy.comfyui`); everything else goes through the converters of
+so are ComfyUI's names of its weights (`diffrl.loras.comfyui`); everything else goes through the converters of
 diffusers (`pipe.lora_state_dict`). The result is loaded by diffusers (`load_lora_adapter`) into a network without
 weights, and read off its layers. A tensor of the file that ends nowhere is an error: half of a LoRA is another LoRA.
 """
@@ -38,11 +38,11 @@ from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.files import damage_of
 from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
+from diffrl.loras.comfyui import by_layers, split
+from diffrl.loras.kohya import encoders, folded, magnitudes
+from diffrl.loras.places import check_magnitudes, check_numbers, check_places, check_start
 from diffrl.policy import find_family, find_model
-from diffrl.policy.comfyui import by_layers, split
-from diffrl.policy.kohya import encoders, folded, magnitudes
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
-from diffrl.policy.places import check_magnitudes, check_numbers, check_places, check_start
 from diffrl.policy.text_cache import quiet
 
 log = logging.getLogger("diffrl")

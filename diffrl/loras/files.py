@@ -1,0 +1,109 @@
+"""Where a LoRA lies that a user names, and the rest of a `diffrl.lora_files.LoraReader`: the shipped one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.hub import hub_file, not_name, pinned
+from diffrl.hub_access import hub_failure
+from diffrl.plugins import here
+from diffrl.worlds import world_of, worlds
+
+if TYPE_CHECKING:
+    from diffrl.policy import LoraSpec, Policy
+    from diffrl.policy.backbone import Backbone
+    from diffrl.policy.lora import Adapters
+
+PART = re.compile(r".*-\d+-of-0*(?!1\.)[1-9]\d*\.safetensors")  # one of several files of weights
+NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
+
+
+class LoraFiles:
+    """A world's LoRA (playground/turbo), a .safetensors file, a folder with one, a run, or OWNER/NAME[@REVISION][:FILE]
+    on the hub. Of several files in a folder those with diffrl's, diffusers' and peft's own names are taken.
+    """
+
+    def find(self, name: str) -> Path | tuple[str, str | None]:
+        """The file of a LoRA; of one on the hub the repository, with its revision, and the file, where one is named.
+
+        Nothing is fetched.
+
+        Raises:
+            UserError: there is none.
+        """
+        if not name:
+            raise UserError("the name of the LoRA is empty")
+        loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
+        path = Path(os.path.expanduser(here(str(loras.get(name, name)))))
+        if path.is_file():
+            if path.suffix != ".safetensors":
+                raise UserError(f'"{path}" is not a LoRA file (.safetensors); a pickle is not read')
+            if PART.fullmatch(path.name):
+                raise UserError(f'"{path}" is one of several files of a LoRA; write them into one')
+            return path
+        if path.is_dir():
+            inner = path / "lora" if (path / "lora").is_dir() and not any(path.glob("*.safetensors")) else path
+            return inner / _only(sorted(file.name for file in inner.glob("*.safetensors")), f'folder "{inner}"')
+        repository, colon, file = name.partition(":")
+        of_hub = not not_name(repository, "OWNER/NAME[@REVISION]") and bool(file) == bool(colon)
+        if of_hub and world_of(name) is None and not Path(repository.partition("@")[0]).parent.is_dir():
+            return repository, file or None
+        there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and len(path.parts) > 1 else []
+        hint = nearest(name, loras) if world_of(name) or not there else nearest(path.name, there)
+        raise UserError(f'no LoRA "{name}"; give a file, a folder, a run, or OWNER/NAME[@REVISION][:FILE]{hint}')
+
+    def file(self, name: str) -> Path:
+        """The file, fetched where it is on the hub; beside peft's there is its adapter_config.json then.
+
+        Raises:
+            UserError: there is none, or the hub does not give it.
+        """
+        found = self.find(name)
+        if isinstance(found, Path):
+            return found
+        repository, file = found
+        missing = f'no folder "{name}"'
+        if file is None and hub_failure():
+            file = NAMES[0]
+        if file is None:
+            from huggingface_hub import HfApi
+
+            source, at = pinned(repository)
+            try:
+                files = HfApi().list_repo_files(source, **at)
+            except Exception as error:  # the hub's and the network's
+                raise UserError(f"{missing}, and the hub does not give it ({in_one_line(error, most=120)})") from error
+            file = _only(sorted(one for one in files if one.endswith(".safetensors")), f'"{repository}"')
+            if file == NAMES[1]:
+                hub_file(repository, "adapter_config.json", missing)
+        return hub_file(repository, file, missing)
+
+    def merge(self, backbone: Backbone, loras: Sequence[tuple[str, float]]) -> Callable[[Adapters, bool], None]:
+        from diffrl.loras.distilled import merge_loras
+
+        return merge_loras(backbone, loras)
+
+    def begin(self, name: str, backbone: Backbone, lora: LoraSpec | None, **kind: Any) -> Policy:
+        from diffrl.loras.beginning import policy_from
+
+        return policy_from(name, backbone, lora, **kind)
+
+    def load(self, name: str, policy: Policy, snapshot: str) -> None:
+        from diffrl.loras.beginning import load
+
+        load(name, policy, snapshot)
+
+
+def _only(files: list[str], where: str) -> str:
+    known = [name for name in NAMES if name in files]
+    if not known and (parts := [name for name in files if PART.fullmatch(name)]):
+        raise UserError(f"{where} has a LoRA in several files, such as {parts[0]}; write them into one")
+    if known or len(files) == 1:
+        return (known or files)[0]
+    several = f"has several: {', '.join(files)}; name one of them" if files else f"has no {NAMES[0]}"
+    raise UserError(f"{where} {several}")
