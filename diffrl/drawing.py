@@ -226,8 +226,8 @@ def _entries(rewards: Mapping[str, Mapping[str, Any] | Entry]) -> dict[str, Entr
 
 
 def scorer_for(model: str, rewards: Mapping[str, Mapping[str, Any] | Entry], device: torch.device) -> Scorer:
-    """Of the rewards by name; UserError for one that is another model's stand-in (`diffrl.stand_ins`)."""
-    from diffrl.stand_ins import check_reward
+    """Of the rewards by name; UserError for one that is another model's stand-in (`diffrl.tools.stand_ins`)."""
+    from diffrl.tools.stand_ins import check_reward
 
     entries = _entries(rewards)
     for entry in entries.values():

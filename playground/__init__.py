@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from diffrl.resources import shipped, table_beside
-from diffrl.stand_ins import StandIn
+from diffrl.tools.stand_ins import StandIn
 from diffrl.worlds import World
 
 if TYPE_CHECKING:

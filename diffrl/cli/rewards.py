@@ -81,7 +81,7 @@ def check_reward(arguments: argparse.Namespace, rest: list[str]) -> int:
 def fit_reward(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin, load_config, read_parameters
     from diffrl.resources import file_of_run
-    from diffrl.stand_ins import check_reward
+    from diffrl.tools.stand_ins import check_reward
 
     only_parameters(arguments, rest)
     given = read_parameters(rest)

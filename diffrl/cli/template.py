@@ -18,7 +18,7 @@ from diffrl.config.schema import Config, config_class, section_type
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import installed
 from diffrl.prompts import check_source
-from diffrl.stand_ins import PROMPTS, check_reward
+from diffrl.tools.stand_ins import PROMPTS, check_reward
 from diffrl.worlds import owner, worlds
 
 # The playground's model is small and its runs take minutes: configs/playground/nft.yaml says where these come from.

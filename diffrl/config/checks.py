@@ -29,9 +29,6 @@ def check(config: Config, world: int | None = None) -> None:
     check_run_dir(config.run_dir)
     check_prompts(config)
     check_rewards(config)
-    from diffrl.stand_ins import check_config
-
-    check_config(config)
     for name in ordered(config):
         if is_on(config, name) and hasattr(section := getattr(config, name), "check"):
             section.check(config)

@@ -35,8 +35,8 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import generate
-from diffrl.stand_ins import check_reward, check_set
 from diffrl.stats import wilson
+from diffrl.tools.stand_ins import check_reward, check_set
 from diffrl.version import __version__
 
 from . import exploits

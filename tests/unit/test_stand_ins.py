@@ -17,7 +17,7 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.reward_tools.head import Head, save_head
 from diffrl.rewards.registry import available
-from diffrl.stand_ins import check_reward
+from diffrl.tools.stand_ins import check_reward
 from diffrl.worlds import worlds
 
 OTHER = "stabilityai/stable-diffusion-3.5-medium"
