@@ -25,6 +25,8 @@ from diffrl.errors import UserError, in_one_line, nearest
 
 GROUPS = {  # the group of entry points of each kind; the kind is the word for one in messages
     "reward": "diffrl.rewards",
+    "reward kind": "diffrl.reward_kinds",
+    "reward option": "diffrl.reward_options",
     "method": "diffrl.methods",
     "objective": "diffrl.methods",
     "advantage rule": "diffrl.advantages",
@@ -37,6 +39,7 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "check": "diffrl.checks",
     "tracker": "diffrl.trackers",
     "engine.base": "diffrl.bases",
+    "model form": "diffrl.model_forms",
     "command": "diffrl.commands",
 }
 Packages = Mapping[str, Mapping[str, EntryPoint]]

@@ -82,12 +82,24 @@ def folder_of(model: str) -> Path:
     return worlds()[model].pipeline if model in worlds() else Path(os.path.expanduser(here(model)))
 
 
+def form_of(model: str) -> Any:
+    """What an installed form of models reads in a name, such as `BASE+FILE` (`diffrl.model_forms`); None: it is plain.
+
+    It has `base`, the name of the model that it goes over, "" where the name has none; the `file` that it is; `find`,
+    which asks the function that it is given where the base is; and `load`, the modules that it has in their place.
+
+    Raises:
+        UserError: the form's own, for a name that is one and wrong.
+    """
+    forms = (load("model form", name)(model) for name in installed("model form"))
+    return next((form for form in forms if form is not None), None)
+
+
 def owner(model: str) -> World | None:
     """The world whose language a model draws: by its name, its pipeline's folder, or `world` in a folder's diffrl.json
     (a model that was trained in that world)."""
-    from diffrl.single_file import split
-
-    model = (split(model) or ("", model))[0] or model  # of BASE+FILE
+    if (form := form_of(model)) is not None:
+        model = form.base or model
     known, folder = worlds(), Path(os.path.expanduser(model))
     for world in known.values():
         if model == world.name or (folder.is_dir() and folder.resolve() == Path(world.pipeline).resolve()):

@@ -12,7 +12,7 @@ from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import here, installed, load_value
 from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
-from diffrl.worlds import worlds
+from diffrl.worlds import form_of, worlds
 
 # Folders of the operating system: with all that is below them, and by themselves.
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys")
@@ -103,12 +103,11 @@ def world_size() -> int:
 def check_model(model: str) -> None:
     """Raise UserError if `model` looks like a folder and is none in diffusers' format. Hub ids are left to the hub."""
     from diffrl.hub import not_name
-    from diffrl.single_file import split
 
-    if (single := split(model)) is not None:
-        if not single[0]:
+    if (form := form_of(model)) is not None:
+        if not form.base:
             return
-        model = single[0]
+        model = form.base
     path = Path(here(model))
     if model in worlds():
         return

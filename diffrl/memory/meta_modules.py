@@ -33,7 +33,7 @@ from diffrl.policy.pipelines import settings_of
 from diffrl.policy.targets import fields, find_layers
 from diffrl.policy.text_length import set_text_length
 from diffrl.resources import shipped
-from diffrl.single_file import split
+from diffrl.worlds import form_of
 
 TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
 
@@ -56,7 +56,7 @@ def kind_of(config: Config) -> tuple[Any, ...]:
 
 def _sources(config: Config) -> tuple[str, str, Mapping[str, Any], Any]:
     """The model without a single file's name, where its configs are, its model_index.json and its family."""
-    base = (split(config.model) or (config.model,))[0] or config.model
+    base = getattr(form_of(config.model), "base", "") or config.model
     shape = architecture(base)
     source, index = find_model(base if shape is None else str(shape))
     return base, source, index, find_family(str(index["_class_name"]), config.family)

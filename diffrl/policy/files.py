@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, pipelines
@@ -18,8 +18,7 @@ from transformers import CLIPTokenizer
 
 from diffrl.errors import UserError, foreign, in_one_line, nearest
 from diffrl.files import damage_of
-from diffrl.single_file import split
-from diffrl.worlds import folder_of, worlds
+from diffrl.worlds import folder_of, form_of, worlds
 
 PART = re.compile(r"(transformer|unet|vae|text_encoder)(_\d+)?")  # with weights that training needs
 PIECE = re.compile(r"scheduler|vae|unet|transformer|(text_encoder|tokenizer)(_\d+)?|processor")
@@ -33,28 +32,18 @@ warnings.filterwarnings("ignore", message="The `local_dir_use_symlinks` argument
 
 
 def find(model: str) -> tuple[str, dict[str, Any]]:
-    """Where the model is (folder, or OWNER/NAME@COMMIT, as far as it is known), and its model_index.json, which has the
-    file of `BASE+FILE`, too (see `diffrl.policy.single`).
+    """Where the model is (folder, or OWNER/NAME@COMMIT, as far as it is known), and its model_index.json, which has
+    under "_form" what `form_of` knows of the name.
 
     Raises:
         UserError: there is no such model, or it cannot be read.
     """
-    if (single := split(model)) is None:
-        source, index = _find(model)
-        refuse_code(source, index)
-        return source, index
-    from diffrl.policy.single import OF_FILE, base_of
-
-    base, file = single
-    base = base or base_of(file)
-    try:
-        source, index = find(base)
-    except UserError as error:
-        if single[0]:
-            raise
-        text = f'"{file}" is read over the configs of its model; with a folder of them: FOLDER+{file}'
-        raise UserError(f"{error}; {text}") from None
-    return source, index | {OF_FILE: str(file)}
+    if (form := form_of(model)) is not None:
+        source, index = form.find(find)
+        return source, index | {"_form": form}
+    source, index = _find(model)
+    refuse_code(source, index)
+    return source, index
 
 
 def _find(model: str) -> tuple[str, dict[str, Any]]:
@@ -111,9 +100,7 @@ def variants_of(folder: Path, index: Mapping[str, Any]) -> dict[str, str | None]
         weights = [file for file in files if file.endswith(".safetensors") and file.startswith(PLAIN)]
         _check_whole(folder / name, weights)
         if not weights:
-            from diffrl.policy.single import refuse_other_form
-
-            refuse_other_form(folder / name, files, kind)
+            _refuse_other_form(folder / name, files, kind)
         found = {_variant(file) for file in weights}
         variants[name] = None if None in found else min(map(str, found))
     return variants
@@ -232,3 +219,19 @@ def _check_whole(part: Path, weights: list[str]) -> None:
         missing = [file for file in named if not (part / file).is_file()]
         if missing and (len(missing) < len(named) or not weights):
             raise UserError(f"model: {part} lacks {len(missing)} of its {len(named)} files of weights: {missing[0]}")
+
+
+def _refuse_other_form(part: Path, files: Mapping[str, Path], kind: str) -> NoReturn:
+    """UserError for a part whose `files` have no safetensors: which form is there, and what to do."""
+    pickles = sorted(file for file in files if file.endswith((".bin", ".ckpt", ".pt", ".pth")))
+    gguf = sorted(file for file in files if file.endswith(".gguf"))
+    if pickles:
+        text = f"{part} has {pickles[0]} only, a pickle, which is not read"
+        save = f"{kind}.from_pretrained({str(part)!r}, use_safetensors=False).save_pretrained({str(part)!r})"
+        raise UserError(f"model: {text}; {save} writes safetensors")
+    if gguf:
+        raise UserError(f"model: {part} has {gguf[0]} only, which is quantised; give the full model, and engine.base")
+    there = ", ".join(sorted(files)[:4]) or "nothing"
+    raise UserError(
+        f"model: {part} has no weights; expected {PLAIN[0]}.safetensors or {PLAIN[1]}.safetensors, here {there}"
+    )

@@ -85,10 +85,8 @@ def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: t
     refuse_missing(index, pipeline)
     types = types_of(source, index, dtype)
     folder, (where, at) = Path(source), pinned(source)
-    if "_file" in index:
-        from diffrl.policy.single import load_file
-
-        more |= load_file(source, index, types)
+    if "_form" in index:
+        more |= index["_form"].load(source, index, types)
     beside = {name: entry for name, entry in index.items() if name not in more}
     refuse_quantised(source, beside)
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.

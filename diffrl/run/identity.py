@@ -36,8 +36,8 @@ def contents(config: Config) -> Identity:
     source, index = find_model(config.model)
     if Path(source).is_dir():
         identity["model (files)"] = digest(stamp(source))
-    if "_file" in index:
-        identity["model (one file)"] = digest(stamp(index["_file"]))
+    if "_form" in index:
+        identity["model (one file)"] = digest(stamp(str(index["_form"].file)))
     identity |= _commits({"model": source, "evaluate.features": config.evaluate.features})
     for section in (getattr(config, name) for name in type(config).model_fields):
         other = isinstance(section, Section) and section.method is not None and section.method.kind == "objective"

@@ -116,7 +116,7 @@ def _folder_of(model: str) -> tuple[Path, dict[str, Any]]:
     from diffrl.policy.files import refuse_quantised
 
     source, index = find_model(model)
-    if "_file" in index:
+    if "_form" in index:
         raise UserError(f'export: "{model}" is read from one file; export over a folder in diffusers\' format')
     refuse_quantised(source, index)
     if not Path(source).is_dir():

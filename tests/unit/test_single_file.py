@@ -17,11 +17,11 @@ from tiny import SPEC, tiny_sd, velocity
 from tiny_models.recent import make
 from torch import Tensor
 
+from diffrl.additions.single_weights import _text_encoder
 from diffrl.cli.main import main
 from diffrl.config import check_model
 from diffrl.errors import UserError
 from diffrl.policy import Policy, find_model, load_policy
-from diffrl.policy.single import _text_encoder
 from diffrl.run.identity import contents
 
 
@@ -292,3 +292,35 @@ def test_a_folder_with_code_of_its_own_is_refused(
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"brings code of its own \((pipeline|my_net)\.py\), which is not run"):
         find_model(str(tmp_path))
+
+
+class Shifted:
+    """A form of another package: `shifted:MODEL`, whose network has other weights."""
+
+    def __init__(self, base: str) -> None:
+        self.base, self.file = base, Path(base) / "model_index.json"
+        self.find = lambda find: find(base)
+
+    def load(
+        self, source: str, index: dict[str, list[str]], types: dict[str, torch.dtype]
+    ) -> dict[str, torch.nn.Module]:
+        kind = getattr(diffusers, index["unet"][1])
+        unet = kind.from_pretrained(source, subfolder="unet", torch_dtype=types["default"])
+        for parameter in unet.parameters():
+            parameter.data += 1
+        return {"unet": unet}
+
+
+def read_shifted(model: str) -> Shifted | None:
+    return Shifted(model.removeprefix("shifted:")) if model.startswith("shifted:") else None
+
+
+def test_a_form_of_another_package_is_read(tmp_path: Path, installed) -> None:
+    plain = str(tiny_sd(tmp_path / "model"))
+    installed("shifted", f"{__name__}:read_shifted", "diffrl.model_forms")
+    check_model(f"shifted:{plain}")
+    with pytest.raises(UserError, match='no folder "/nowhere/model"'):
+        check_model("shifted:/nowhere/model")
+    networks = [load_policy(name, lora=SPEC).backbone.network.state_dict() for name in (f"shifted:{plain}", plain)]
+    names = [name for name in networks[0] if "lora_" not in name]
+    assert names and all(torch.equal(networks[0][name], networks[1][name] + 1) for name in names)

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import diffusers
 import torch
@@ -19,9 +19,8 @@ from diffusers.loaders import single_file_utils
 from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.policy.files import PLAIN
+from diffrl.hub import pinned
 
-OF_FILE = "_file"  # the key of model_index.json's contents that has the file
 LORA = re.compile(r"\.lora[._](A|B|up|down)\.|_lora\.(up|down)\.|^lora_(unet|te)")
 AUTOENCODER = ("first_stage_model.", "vae.")
 TEXTS = ("cond_stage_model.", "conditioner.")
@@ -45,27 +44,25 @@ def base_of(file: Path) -> str:
     return str(found)
 
 
-def load_file(source: str, index: Mapping[str, Any], types: Mapping[str, torch.dtype]) -> dict[str, Any]:
+def load_file(file: Path, source: str, index: Mapping[str, Any], types: Mapping[str, torch.dtype]) -> dict[str, Any]:
     """The modules that a file has, by their names in the pipeline.
 
     Args:
+        file: the file.
         source: the base's folder, or OWNER/NAME[@COMMIT].
-        index: its model_index.json, with the file.
+        index: its model_index.json.
         types: "vae", of the autoencoder, and "default", of the rest.
 
     Raises:
         UserError: the file cannot be read, or is not of this model.
     """
-    from diffrl.hub import pinned
-
-    file = Path(index[OF_FILE])
     dtype = types["default"]
     tensors = _read(file, dtype)
     where, at = pinned(source)
     words: dict[str, Any] = {"config": where, **({"config_revision": at["revision"]} if at else {})}
     name = next(name for name in ("transformer", "unet") if index.get(name, [None])[0] is not None)
     modules: dict[str, Any] = {}
-    _check_prediction(tensors, index, source)
+    _check_prediction(file, tensors, index, source)
     part = "vae"
     try:
         if any(key.startswith(AUTOENCODER) for key in tensors):
@@ -89,18 +86,16 @@ def load_file(source: str, index: Mapping[str, Any], types: Mapping[str, torch.d
     return modules
 
 
-def _check_prediction(tensors: Mapping[str, Tensor], index: Mapping[str, Any], source: str) -> None:
+def _check_prediction(file: Path, tensors: Mapping[str, Tensor], index: Mapping[str, Any], source: str) -> None:
     """UserError where the file says by MARKS that it predicts what the base's scheduler does not read."""
     wanted = dict(field for mark, field in MARKS.items() if mark in tensors)
     if not wanted:
         return
-    from diffrl.hub import pinned
-
     where, at = pinned(source)
     config = getattr(diffusers, index["scheduler"][1]).load_config(where, subfolder="scheduler", **at)
     if missing := {key: value for key, value in wanted.items() if config.get(key) != value}:
         raise UserError(
-            f'model: "{index[OF_FILE]}" was trained with {json.dumps(missing)[1:-1]}, which the scheduler of {source} '
+            f'model: "{file}" was trained with {json.dumps(missing)[1:-1]}, which the scheduler of {source} '
             "has not; write BASE+FILE, BASE being a model whose scheduler/scheduler_config.json has it"
         )
 
@@ -147,19 +142,3 @@ def _read(file: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
     from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
     return {key: dequantize_gguf_tensor(tensor).to(dtype) for key, tensor in tensors.items()}
-
-
-def refuse_other_form(part: Path, files: Mapping[str, Path], kind: str) -> NoReturn:
-    """UserError for a part whose `files` have no safetensors: which form is there, and what to do."""
-    pickles = sorted(file for file in files if file.endswith((".bin", ".ckpt", ".pt", ".pth")))
-    gguf = sorted(file for file in files if file.endswith(".gguf"))
-    if pickles:
-        text = f"{part} has {pickles[0]} only, a pickle, which is not read"
-        save = f"{kind}.from_pretrained({str(part)!r}, use_safetensors=False).save_pretrained({str(part)!r})"
-        raise UserError(f"model: {text}; {save} writes safetensors")
-    if gguf:
-        raise UserError(f"model: {part} has {gguf[0]} only, which is quantised; give the full model, and engine.base")
-    there = ", ".join(sorted(files)[:4]) or "nothing"
-    raise UserError(
-        f"model: {part} has no weights; expected {PLAIN[0]}.safetensors or {PLAIN[1]}.safetensors, here {there}"
-    )
