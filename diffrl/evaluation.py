@@ -117,7 +117,7 @@ class Evaluator:
         here = slice(first * per_prompt, end * per_prompt)
         scored = [torch.cat([scores.result(), more], 1) for scores, more in zip(pending, parts, strict=True)]
         rows = torch.cat(scored) if scored else torch.zeros(0, columns)
-        if parts or scorer.batchwise:  # a batch is complete when all processes come to it
+        if parts or scorer.collective:  # a batch is complete when all processes come to it
             rows[:, :columns] = self._finished(rows[:, :columns], pictures, mine, here, total)
         known = {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
         values = _everyones(rows, here, total, accelerator)

@@ -42,7 +42,7 @@ from diffrl.report.built_page import Page
 from diffrl.report.plots import Axis, Line
 from diffrl.report.sections import pick
 from diffrl.resources import file_of_run
-from diffrl.rewards import learning
+from diffrl.reward_kinds import learning
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.build import build_scorers, features_name
@@ -167,7 +167,7 @@ class Bench:
         spec = evaluation_spec(config)
         prepare_direction(config, folder, self.policy, self.judges.rewards, spec, join_processes())
         newest = checkpoint.load(next(checkpoint.intact(folder)))[0]
-        learning.restore(self.judges.learning, newest.get("learning", {}))  # one yardstick for all points
+        learning.restore(learning.of(self.judges.rewards), newest.get("learning", {}))  # one yardstick for all points
         features = load_features(features_name(config), self.policy.device)
         amount = config.evaluate.per_prompt, config.rollout.batch_size
         self.evaluator = Evaluator(self.policy, self.judges, features, spec, *amount)

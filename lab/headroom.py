@@ -111,7 +111,7 @@ def noises(scorer: Scorer, pictures: Tensor, prompts: Sequence[Prompt]) -> Tenso
     own = scorer.score(pictures, prompts, groups)
     moved = torch.stack([scorer.score(change(pictures), prompts, groups) - own for change in VERSIONS.values()])
     result = moved.double().square().nanmean((0, 1)).sqrt()
-    result[[scorer.names.index(name) for name in (*scorer.groupwise, *scorer.batchwise)]] = math.nan
+    result[[scorer.names.index(name) for name in (*scorer.groupwise, *scorer.collective)]] = math.nan
     return result
 
 

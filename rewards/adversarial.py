@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
-from diffrl.rewards.learning import Learner, Reduce
+from diffrl.reward_kinds.learning import Learner, Reduce
 from diffrl.seeds import generator
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.references import LearnsFromReferences, References, stacks

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
-from diffrl.rewards.learning import Learner
+from diffrl.reward_kinds.learning import Learner
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.learning_preference import Inputs, LearningPreference
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.rewards.mapped import known_means
+from diffrl.reward_kinds.mapped import known_means
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.geneval import DETECTOR, GenEval
 from diffrl_zoo.geneval_rules import Colours, Detection, Objects, partial_credit, placed

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
-from diffrl.rewards.fingerprint import embedder
-from diffrl.rewards.learning import Reduce
+from diffrl.reward_kinds.fingerprint import embedder
+from diffrl.reward_kinds.learning import Reduce
 from diffrl.rewards.protocol import Embedder, ability
 from diffrl_zoo.clip import fit
 from diffrl_zoo.loading import MadeOfAnother, inner

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffrl.rewards.mapped import known_means
+from diffrl.reward_kinds.mapped import known_means
 from diffrl_playground.grammar import facts as facts_of
 from diffrl_playground.grammar import kind_of, parse, understood
 from diffrl_playground.sight import to_pixels

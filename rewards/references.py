@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.rewards.learning import Learner
+from diffrl.reward_kinds.learning import Learner
 from diffrl.rewards.protocol import RewardError
 from diffrl.tools.pictures import SUFFIXES, to_rgb
 

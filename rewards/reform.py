@@ -18,8 +18,8 @@ from diffrl.errors import UserError
 from diffrl.image_sets.latents import Pictures
 from diffrl.image_sets.layouts import PREFERENCE
 from diffrl.image_sets.reading import read_set
+from diffrl.reward_kinds.learning import Learner
 from diffrl.reward_tools.head import features
-from diffrl.rewards.learning import Learner
 from diffrl_zoo.cards import card_of
 from diffrl_zoo.learning_preference import Inputs, LearningPreference
 from diffrl_zoo.references import stacks

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.rewards.fingerprint import essential
+from diffrl.reward_kinds.fingerprint import essential
 from diffrl.rewards.protocol import ABILITIES, RewardError
 from diffrl.serving import wire
 from diffrl.serving.client import PATIENCE, RemoteError, Servers, find_token

@@ -24,8 +24,8 @@ from diffrl.plugins import short_name
 from diffrl.policy.conditioning import Conditioning
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import save_image
-from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
+from diffrl.rewards.protocol import compared
 from diffrl.rollout import generate
 from diffrl.tools.progress_bar import progress
 from diffrl.tools.sharded_jsonl import ShardedJsonl
@@ -49,7 +49,7 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
     entries = {short_name(name): Entry(name, given) for name, given in rewards.items()}
     scorer = scorer_for(job.model, entries, accelerator.device)
     chosen, policy = job.chosen(), job.policy()
-    for name in scorer.batchwise:
+    for name in scorer.collective:
         raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
     job = job.settled(policy.backbone)
     pieces = ShardedJsonl(out, ROWS, "set")

@@ -30,7 +30,7 @@ def add(build: Build) -> None:
         from diffrl.methods.image_set.source import add_image_set
 
         add_image_set(build)
-    if build.scorer.learning:
+    if build.scorer.observing:
         from diffrl.methods.learning import add_learning
 
         add_learning(build)

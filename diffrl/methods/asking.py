@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from diffrl.methods.groups import ImageGroup
+from diffrl.rewards.kinds import Asked
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,12 @@ class Answers:
     errors: Sequence[Sequence[float | None]]
     figures: Mapping[str, float | None]
     note: str = ""
+
+
+class Awaited(Asked):
+    """`asks = True`: a scorer leaves its scores to the people whom the run asks."""
+
+    when = "never"
 
 
 class Asker(Protocol):

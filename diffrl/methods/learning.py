@@ -8,7 +8,7 @@ from typing import Any
 
 from diffrl.objectives.advantages import ScoredBatch
 from diffrl.process_state import unchanged_by
-from diffrl.rewards import learning
+from diffrl.reward_kinds import learning
 from diffrl.rollout import Rollout
 from diffrl.run.build import Build
 from diffrl.run.hooks import RunHook
@@ -21,7 +21,7 @@ class LearningRewards(RunHook):
     name = "learning"
 
     def __init__(self, rollouts: Rollouts) -> None:
-        self.rollouts, self.rewards = rollouts, rollouts.scorer.learning
+        self.rollouts, self.rewards = rollouts, learning.of(rollouts.scorer.rewards)
 
     def begin(self, epoch: int) -> None:
         """Warm start: they learn from one epoch of the base model's images, which are not used for the policy.

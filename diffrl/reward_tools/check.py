@@ -22,12 +22,11 @@ from torch.nn.functional import interpolate
 from diffrl.errors import UserError, in_one_line
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
+from diffrl.reward_kinds.columns import Column
 from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, Bench, example_images, most_images
 from diffrl.rewards.answers import applies
-from diffrl.rewards.batchwise import compared
-from diffrl.rewards.columns import Column
 from diffrl.rewards.figures import Breakdowns
-from diffrl.rewards.protocol import Reward, RewardError, ability
+from diffrl.rewards.protocol import Reward, RewardError, ability, compared
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.reported import GroupFigures
 

@@ -27,9 +27,9 @@ from diffrl.errors import UserError
 from diffrl.image_sets.latents import Pictures
 from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import read_set
+from diffrl.reward_kinds.fingerprint import embedder, fingerprint
 from diffrl.reward_tools.bradley_terry import compared
 from diffrl.reward_tools.head import Head, features, save_head
-from diffrl.rewards.fingerprint import embedder, fingerprint
 from diffrl.rewards.protocol import Embedder, ability
 from diffrl.rewards.registry import load_reward
 from diffrl.seeds import seed_of

@@ -40,8 +40,8 @@ def score_folder(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     entries = {short_name(plugin): Entry(plugin, given) for plugin, given in rewards.items()}
     scorer = Scorer(build_rewards(entries, device))  # first: what is not there is known before a picture is read
-    if scorer.batchwise:
-        raise UserError(f'--rewards: "{scorer.batchwise[0]}" compares a whole batch; name one that scores images')
+    if scorer.collective:
+        raise UserError(f'--rewards: "{scorer.collective[0]}" compares a whole batch; name one that scores images')
     found = read_folder(folder, prompts_from=prompts_from)
     items = [item for item in found.items if item.known]
     if not items:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.records.disk import replacing
-from diffrl.rewards.fingerprint import fingerprint, same_model
+from diffrl.reward_kinds.fingerprint import fingerprint, same_model
 from diffrl.rewards.protocol import Embedder
 
 KEY = "diffrl.head"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 from torch import Tensor
-
-from diffrl.rewards.columns import Column
-from diffrl.rewards.protocol import Reward, ability
 
 QUEUED = 8  # batches of images that may wait on the device for their scores, beside the one that was just drawn
 CALLS = 32  # at once of other machines' rewards; what each of their servers gets is bounded by the reward itself
@@ -42,25 +39,18 @@ class Beside:
     """Has rewards asked by `each(images, prompts, names, keys)`, (B, K) with NaN for the others.
 
     `names`: those of this process, in one thread: batches are scored in the order in which they came, and no reward
-    sees two calls at once. `far`: those of other machines, side by side, each for several batches at once; entries that
-    are columns of one reward share its calls. `first`: what a thread does before anything else.
+    sees two calls at once. `far`: those of other machines, side by side, each for several batches at once; those of one
+    list share their calls. `first`: what a thread does before anything else.
     """
 
     def __init__(
         self,
-        rewards: Mapping[str, Reward],
         names: Sequence[str],
-        far: Sequence[str],
+        far: Sequence[Sequence[str]],
         each: Callable[..., Tensor],
         first: Callable[[], None],
     ) -> None:
-        owners: dict[int, list[str]] = {}
-        for name in far:
-            one = rewards[name]
-            if ability(one, "groupwise") or ability(one, "batchwise"):  # a batch alone says nothing to them
-                continue
-            owners.setdefault(id(one.reward if isinstance(one, Column) else one), []).append(name)
-        self._names, self._far, self._each = list(names), list(owners.values()), each
+        self._names, self._far, self._each = list(names), list(far), each
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="diffrl-rewards", initializer=first)
         self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="diffrl-far", initializer=first)
         self._queued, self._asked = deque[Future[Tensor]](), deque[Future[Tensor]]()

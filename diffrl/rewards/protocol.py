@@ -9,14 +9,14 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from diffrl.errors import in_one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from diffrl.rewards.offloading import Offloaded
+    from diffrl.rewards.kinds import Asked
 
 Metadata = Mapping[str, Any]
 
@@ -65,7 +65,7 @@ class Reward(Protocol):
     Abilities that a class may declare as attributes or methods (`ABILITIES`); what it leaves out is off:
 
     - `groupwise = True`: the score depends on the other images of the group; every call gets one whole group.
-    - `batchwise = True`: the score depends on all images of an epoch, see `diffrl.rewards.batchwise.Batchwise`.
+    - `batchwise = True`: the score depends on all images of an epoch, see `diffrl.reward_kinds.batchwise.Batchwise`.
     - `columns`: names of C scores; every call returns (B, C), NaN where one does not apply, and entries choose one.
     - `maps = (h, w)`: has `map(images, prompts, metadata) -> (B, h, w)`, the score by places of the image, the
       top row first, in the card's range, NaN where it says nothing; `__call__` is its mean over the other places.
@@ -76,7 +76,7 @@ class Reward(Protocol):
     - `asks = True`: people answer, in a training run alone (`diffrl.methods.asking`). Evaluations and servers leave it
       out.
     - `remote = True`: another machine does the work, beside sampling; several threads call it at once.
-    - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
+    - `learns = True`: it trains while the policy does, see `diffrl.reward_kinds.learning.Learning`.
     - `figures`: a `GroupFigures` (`diffrl.rewards.reported`), what evaluations report of a prompt's images.
     - `breakdown`: a `Breakdown`, the score by parts, such as kinds of facts, which reports show before and after.
     - `rewrite(images, prompts, metadata) -> list[str]`: for each image a prompt that asks again for what it lacks; for
@@ -121,7 +121,7 @@ class Ability:
     """What is to be known of an ability; see `Reward` for what each of them means.
 
     default: of a reward that does not declare it. lack: what a declared value lacks, "" if nothing. methods: that come
-    with it. kept: it stays where the work is moved or its scores are kept (`diffrl.rewards.wrappers`). to_json,
+    with it. kept: it stays where the work is moved or its scores are kept (`Wrapper`). to_json,
     from_json: a server's word of it as JSON, and what a client makes of that (KeyError, TypeError, ValueError); None:
     it is not served.
     """
@@ -262,8 +262,8 @@ def missing_of_instance(reward: object) -> list[str]:
 class Wrapper:
     """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
 
-    moves = False  # `diffrl.rewards.offloading.Offloaded` does
-    index, width = 0, 0  # of a `diffrl.rewards.columns.Column`: which of how many; else no column
+    moves = False  # its weights come and go, see `find_offloaded`
+    kind: type[Asked] | None = None  # how a scorer asks it; None: as it declares
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.name = reward, reward.name
@@ -274,8 +274,15 @@ class Wrapper:
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
 
-def find_offloaded(reward: object) -> Offloaded | None:
-    """The `Offloaded` in a reward with its wrappers, if there is one."""
+def find_offloaded(reward: object) -> Any:
+    """The wrapper that `moves` a reward's weights (`diffrl.reward_kinds.offloading.Offloaded`), if there is one."""
     while isinstance(reward, Wrapper) and not reward.moves:
         reward = reward.reward
-    return cast("Offloaded", reward) if isinstance(reward, Wrapper) else None
+    return reward if isinstance(reward, Wrapper) else None
+
+
+def compared(reward: object) -> str:
+    """What else a score depends on: "the images of a group", "all images of a batch", or nothing."""
+    if ability(reward, "batchwise"):
+        return "all images of a batch"
+    return "the images of a group" if ability(reward, "groupwise") else ""

@@ -10,11 +10,11 @@ import contextlib
 import copy
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -22,16 +22,14 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked, judged, subject
-from diffrl.rewards.protocol import Reward, RewardError, Unscored, Wrapper, ability, find_offloaded
+from diffrl.rewards.kinds import Everyone, Phase, kind_of
+from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability, find_offloaded
 from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
     from diffrl.process_state import Noted
     from diffrl.prompts import Prompt
-    from diffrl.rewards.batchwise import Batchwise, Everyone
     from diffrl.rewards.beside import Beside
-    from diffrl.rewards.learning import Learning
-    from diffrl.rewards.mapped import Maps
 
 log = logging.getLogger("diffrl")
 
@@ -42,9 +40,9 @@ class Scorer:
     `retries`: further attempts after an exception of a reward, the first after `backoff` seconds and each of the next
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
-    does the work meanwhile; for rewards of other machines it always does (`diffrl.rewards.beside`). `maps`: of those
-    that are asked for some, which wait there. `unscored`: the share of images that each may leave without a score.
-    `plugins`: what `diffrl rewards check` knows the rewards by, where that is not their name, for messages.
+    does the work meanwhile; for rewards of other machines it always does (`diffrl.rewards.beside`). `unscored`: the
+    share of images that each may leave without a score. `plugins`: what `diffrl rewards check` knows the rewards by,
+    where that is not their name, for messages.
 
     Rewards get copies, so that one that writes into its images harms no other, until the first `finish`; those that did
     not write get the images themselves from then on. They are called in a thread that can be left behind: `check` is
@@ -59,7 +57,6 @@ class Scorer:
         timeout: float | Mapping[str, float | None] | None = None,
         backoff: float = 1.0,
         overlap: bool = False,
-        maps: Maps | None = None,
         plugins: Mapping[str, str] | None = None,
         unscored: Mapping[str, float] | None = None,
     ) -> None:
@@ -67,14 +64,13 @@ class Scorer:
 
         self.rewards = dict(rewards)
         self.names = list(self.rewards)
+        self.asked = {name: kind_of(reward)(name, reward) for name, reward in rewards.items()}
         self.retries = dict(retries) if isinstance(retries, Mapping) else dict.fromkeys(self.names, retries)
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
         self.plugins, self.unscored = plugins or {}, Tally(self.names, unscored)
-        self.maps = maps
         self.check: Callable[[], object] = lambda: None
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
-        self.figures: dict[str, float] = {}  # of the last batch, by the batch-wise rewards' names
         self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         self._writes: dict[str, bool] = {}  # whether a reward has written into its images
         self._trusted: set[str] = set()
@@ -89,27 +85,41 @@ class Scorer:
         if queued or self._remote:
             from diffrl.rewards.beside import Beside
 
-            self._beside = Beside(self.rewards, queued, self._remote, self._each, _same_device())
+            sources: dict[int, list[str]] = {}
+            for name in self._remote:
+                if self.asked[name].when == "drawn":  # a batch alone says nothing to others
+                    sources.setdefault(id(self.asked[name].source), []).append(name)
+            self._beside = Beside(queued, list(sources.values()), self._each, _same_device())
 
     @property
     def groupwise(self) -> list[str]:
         """Names of the rewards that have to see whole groups."""
-        return [n for n, one in self.rewards.items() if ability(one, "groupwise") and not ability(one, "asks")]
+        return [name for name, asked in self.asked.items() if asked.whole]
 
     @property
     def asking(self) -> list[str]:
         """Names of the rewards that people answer: the run asks them, and here their scores are NaN."""
-        return [name for name, reward in self.rewards.items() if ability(reward, "asks")]
+        return [name for name, asked in self.asked.items() if asked.when == "never"]
 
     @property
     def later(self) -> list[str]:
         """Rewards scored in `finish()`: those that compare images, or that the network makes room for."""
-        return [name for name in self.names if name in {*self.groupwise, *self.batchwise, *self._apart}]
+        return [name for name in self.names if self.asked[name].when == "finished" or name in self._apart]
 
     @property
-    def batchwise(self) -> list[str]:
-        """Names of the rewards that judge all images of a phase of scoring together."""
-        return [name for name, reward in self.rewards.items() if ability(reward, "batchwise")]
+    def collective(self) -> list[str]:
+        """Names of the rewards for which all processes come to `finish`, with images or without."""
+        return [name for name, asked in self.asked.items() if asked.collective]
+
+    @property
+    def observing(self) -> list[str]:
+        """Names of the rewards that `submit` shows the images that it is given with `keys`."""
+        return [name for name, asked in self.asked.items() if asked.observes]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the rewards say of the last phase as a whole, by their names."""
+        return {name: asked.figure for name, asked in self.asked.items() if asked.figure is not None}
 
     def score(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor | None = None) -> Tensor:
         """Scores (B, K), float32 on the CPU, of `images` (B, 3, H, W) in [0, 1].
@@ -123,20 +133,19 @@ class Scorer:
         self._note()
         try:
             own = self._begin([*self._here, *self._apart], images, prompts).result()
-            scores = self._score_batch(own, images, prompts, None)
-            return scores if groups is None else self.score_groups(images, prompts, groups, scores)
+            return self._finished(self.names, own, images, prompts, groups)
         finally:
             self._put_back()
 
-    @property
-    def learning(self) -> dict[str, Learning]:
-        """The rewards that learn from what `submit` shows them, by name."""
-        return {name: cast("Learning", reward) for name, reward in self.rewards.items() if ability(reward, "learns")}
+    def take_kept(self) -> dict[str, Tensor]:
+        """What rewards keep of images beside their scores, (N, ...) by name, since this was last asked."""
+        kept = {name: asked.take() for name, asked in self.asked.items()}
+        return {name: tensor for name, tensor in kept.items() if tensor is not None}
 
     def submit(self, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None) -> Any:
         """Starts to score a batch: `.result()` is (B, K), NaN for the rewards of `later` until `finish` fills them.
 
-        `keys`: the images' own numbers (B), where the rewards that learn are to observe them (`Learning.observe`).
+        `keys`: the images' own numbers (B), where rewards are to observe them (`Asked.observe`).
         What `overlap` leaves out is done at once, and its `RewardError` is raised here instead of by `.result()`.
         """
         self._note()
@@ -161,14 +170,14 @@ class Scorer:
 
         `images`: parts (b, 3, H, W) of all B, needed where there is a reward for `later`; `groups` (B,) int64: images
         of one group need not be neighbours. `room`: entered while those score that stand apart, one after another.
-        `everyone`: of several processes, `diffrl.rewards.batchwise.Everyone`; all of them come to it.
+        `everyone`: of several processes, `diffrl.rewards.kinds.Everyone`; all of them come to it.
         """
         apart = self._apart
         self._trusted = {name for name, writes in self._writes.items() if not writes}
         if self.later:
             whole = torch.cat(list(images)) if len(images) else torch.zeros(0, 3, 1, 1)
-            scores = self.score_groups(whole, prompts, groups, scores, [n for n in self.later if n not in apart])
-            scores = self._score_batch(scores, whole, prompts, everyone)
+            beside = [name for name in self.later if name not in apart]
+            scores = self._finished(beside, scores, whole, prompts, groups, everyone)
         self.leave()
         if not apart:
             self._put_back()
@@ -179,37 +188,37 @@ class Scorer:
             for one in dict.fromkeys(self._offloaded[name] for name in apart):
                 names = [name for name in apart if self._offloaded[name] is one]
                 own = self._each(whole, prompts, names)
-                scores = self.score_groups(whole, prompts, groups, scores.where(own.isnan(), own), names)
+                scores = self._finished(names, scores.where(own.isnan(), own), whole, prompts, groups)
                 self.leave()
             mark = time.perf_counter()
         self._making_room += time.perf_counter() - mark
         self._put_back()
         return scores
 
-    def score_groups(
+    def _finished(
         self,
+        names: Sequence[str],
+        scores: Tensor,
         images: Tensor,
         prompts: Sequence[Prompt],
-        groups: Tensor,
-        scores: Tensor,
-        names: Collection[str] | None = None,
+        groups: Tensor | None,
+        everyone: Everyone = None,
     ) -> Tensor:
-        """`scores` (B, K) with the columns of the group-wise rewards filled, one call a group; the others are kept.
-
-        `images` (B, 3, H, W), `groups` (B,) int64: images of one group need not be neighbours. `names`: of these
-        alone.
-        """
+        """`scores` (N, K) with the columns of those of `names` filled that are asked of a phase's images."""
         scores = scores.clone()
-        for name in [name for name in self.groupwise if names is None or name in names]:
-            column = scores[:, self.names.index(name)]
-            whole = [(groups == group).nonzero().flatten().tolist() for group in groups.unique()]
-            whole = [whole[i] for i in judged(self.rewards[name], [prompts[rows[0]] for rows in whole])]
-            calls = [partial(self._call, name, images[rows], [prompts[i] for i in rows]) for rows in whole]
-            beside = self._beside if name in self._remote else None
-            given = beside.together(calls) if beside else (call() for call in calls)
-            for rows, scored in zip(whole, given, strict=True):
-                column[rows] = scored
+        for name in names:
+            if (asked := self.asked[name]).when == "finished":
+                each, calls = partial(self._fill, name, images, prompts), partial(self._calls, name, images, prompts)
+                phase = Phase(images, prompts, groups, everyone, each, calls, partial(self._guarded, name))
+                scores[:, self.names.index(name)] = asked.finish(phase)
         return scores
+
+    def _calls(
+        self, name: str, images: Tensor, prompts: Sequence[Prompt], parts: Sequence[Sequence[int]]
+    ) -> Iterable[Tensor]:
+        """The answers to parts of the images, one call each; other machines are asked side by side."""
+        calls = [partial(self._call, name, images[rows], [prompts[i] for i in rows]) for rows in parts]
+        return self._beside.together(calls) if self._beside and name in self._remote else (call() for call in calls)
 
     def leave(self) -> None:
         """Offloaded rewards leave their device; called when scoring has ended."""
@@ -245,73 +254,45 @@ class Scorer:
             raise ValueError(f"{len(images)} images but {len(prompts)} prompts")
         images = images.detach()
         scores = torch.full((len(images), len(self.names)), torch.nan)
-        tables: dict[int, Tensor] = {}  # (B, C) of rewards with columns, each asked once
-        for k, (name, reward) in enumerate(self.rewards.items()):
-            if name not in names or ability(reward, "asks") or name in self.groupwise or name in self.batchwise:
-                continue
-            if self.maps is not None and name in self.maps:
-                rows = self._fill(torch.full((len(images), self.maps.width(reward)), torch.nan), name, images, prompts)
-                scores[:, k] = self.maps.add(name, reward, rows)
-            elif isinstance(reward, Wrapper) and reward.width:
-                if (table := tables.get(id(reward.reward))) is None:
-                    table = torch.full((len(images), reward.width), torch.nan)
-                    tables[id(reward.reward)] = self._fill(table, name, images, prompts)
-                scores[:, k] = table[:, reward.index]
-            else:
-                self._fill(scores[:, k], name, images, prompts, keys)
+        answers: dict[int, Tensor] = {}
+        for k, (name, asked) in enumerate(self.asked.items()):
+            if name in names and asked.when == "drawn":
+                source = id(asked.source)
+                if source not in answers:
+                    answers[source] = self._fill(name, images, prompts, keys)
+                scores[:, k] = asked.scores(answers[source])
         return scores
 
-    def _fill(
-        self, out: Tensor, name: str, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None
-    ) -> Tensor:
-        """`out` (B,) or (B, C), with the reward's answers for those of the images to which it applies."""
-        reward = self.rewards[name]
-        rows = judged(reward, prompts)
-        size = ability(reward, "batch_size") or max(len(rows), 1)
+    def _fill(self, name: str, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None) -> Tensor:
+        """The reward's answers (B,) or (B, W), NaN for those of the images to which it does not apply."""
+        asked = self.asked[name]
+        out = torch.full((len(images),) if asked.width is None else (len(images), asked.width), torch.nan)
+        rows = judged(asked.reward, prompts)
+        size = ability(asked.reward, "batch_size") or max(len(rows), 1)
         for start in range(0, len(rows), size):
             batch = rows[start : start + size]
             # Indexing copies; whole batches, the usual case, are handed over as they are.
             part, owners = images if len(batch) == len(images) else images[batch], [prompts[i] for i in batch]
             out[batch] = self._call(name, part, owners)
-            if keys is not None and name in self.learning:
+            if keys is not None and asked.observes:
                 context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
                 with self._guarded(name):
-                    self.learning[name].observe(part.clone(), *context)
+                    asked.observe(part.clone(), *context)
         return out
 
-    def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
-        """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
-        scores, self.figures = scores.clone(), {}
-        if not self.batchwise:
-            return scores
-        from diffrl.rewards.batchwise import gains
-
-        for name in self.batchwise:
-            k, reward = self.names.index(name), cast("Batchwise", self.rewards[name])
-            rows = self._fill(torch.full((len(images), reward.width), torch.nan), name, images, prompts)
-            with self._guarded(name):
-                scores[:, k], self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
-        return scores
-
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """One call of one reward with retries and time-out: (b,) float32 on the CPU, (b, C) of one with columns,
-        (b, W) of a batch-wise one, NaN where there is no score, or `RewardError`."""
-        reward, width = self.rewards[name], None
-        ask: Callable[..., object] = reward
-        if isinstance(reward, Wrapper) and reward.width:
-            ask, width = reward.reward, reward.width
-        elif self.maps is not None and name in self.maps:
-            ask, width = self.maps.flat(reward), self.maps.width(reward)
-        elif ability(reward, "batchwise"):
-            ask, width = cast("Batchwise", reward).describe, cast("Batchwise", reward).width
-        images = _placed(name, reward, images)
+        """One call of one reward with retries and time-out: (b,) float32 on the CPU, or (b, W), NaN where there is no
+        score, or `RewardError`."""
+        asked = self.asked[name]
+        width = asked.width
+        images = _placed(name, asked.reward, images)
         texts = [p.text for p in prompts]
         on = subject(name, texts)
 
         def attempt() -> object:
             given = images if name in self._trusted else images.clone()
             with torch.no_grad(), self._guarded(name):  # here: the mode belongs to the thread
-                scores = ask(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
+                scores = asked.ask(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
             if given is not images:
                 self._look_for_writes(name, given, images)
             return scores
@@ -330,14 +311,14 @@ class Scorer:
                 self.unscored.count(name, scores)
                 return scores
             except Unscored as error:
-                if len(texts) > 1 and name not in self.groupwise:
+                if len(texts) > 1 and not asked.whole:
                     return torch.cat([self._call(name, images[[i]], [one]) for i, one in enumerate(prompts)])
                 scores = torch.full((len(texts),) if width is None else (len(texts), width), torch.nan)
                 self.unscored.count(name, scores, str(error))
                 return scores
             except BaseException as error:  # also what asks for an exit: it ended the call's thread, not the run
-                asked = isinstance(error, KeyboardInterrupt) and error is not answer.exception()  # by a person
-                if isinstance(error, RewardError) or asked:
+                by_person = isinstance(error, KeyboardInterrupt) and error is not answer.exception()
+                if isinstance(error, RewardError) or by_person:
                     raise
                 failure: BaseException = error
             if trial < retries:

@@ -22,9 +22,10 @@ from diffrl.objectives.minibatches import AUTO_ROWS
 from diffrl.objectives.objective import BuildContext, Objective
 from diffrl.plugins import load, load_value
 from diffrl.policy import Policy
-from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.building import Entry, around, build_rewards
 from diffrl.rewards.compose import ScoreTransform
-from diffrl.rewards.protocol import Reward, ability
+from diffrl.rewards.kinds import kind_of
+from diffrl.rewards.protocol import Reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.evaluation import Evaluation
@@ -91,32 +92,30 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
         for name, entry in entries.items()
     }
     built = build_rewards(asked, device)
-    first = {f"{name}_first": name for name in config.rewards if ability(built[name], "learns")}
-    owners = {name: entries[first.get(name, name)] for name in (*entries, *first)}
+    further = {  # judges that optimised rewards bring, each with its reward's name
+        f"{name}_{what}": (name, judge)
+        for name in config.rewards
+        for what, judge in kind_of(built[name]).judges(built[name]).items()
+    }
+    owners = {**entries, **{judge: entries[name] for judge, (name, _) in further.items()}}
     limits: dict[str, Any] = {
         "retries": {name: entry.retries for name, entry in owners.items()},
         "timeout": {name: entry.timeout for name, entry in owners.items()},
         "unscored": {name: entry.unscored for name, entry in owners.items()},
-        "plugins": {name: entry.plugin or first.get(name, name) for name, entry in owners.items()},
+        "plugins": {name: entry.plugin or further.get(name, [name])[0] for name, entry in owners.items()},
     }
     optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
-    if first:
-        from diffrl.rewards.learning import FrozenAfterWarmStart, Learning
-
-        watched |= {name: FrozenAfterWarmStart(cast(Learning, built[learning])) for name, learning in first.items()}
+    watched |= {name: judge for name, (_, judge) in further.items()}
     for section in config.sections:
         section.correct(optimised)
     read = {name: watched[name] for name in read_on_training_images(config)}
-    maps = None
-    if mapped := spatial(config.rewards):
-        from diffrl.rewards.mapped import Maps
-
-        maps = Maps(mapped)
-    for name in mapped:
-        if ability(optimised[name], "maps") is None:
-            raise UserError(f"rewards.{name}.spatial: it declares no `maps`, (h, w) of its map; leave it out")
+    for name in spatial(config.rewards):
+        try:
+            read[name] = around("spatial", optimised[name], True, asked[name])
+        except UserError as error:
+            raise UserError(f"rewards.{name}.spatial: {error}") from error
     beside = device.type == "cuda"  # only other silicon than that which samples scores beside sampling
-    scorer = Scorer({**optimised, **read}, overlap=beside, maps=maps, **limits)
+    scorer = Scorer({**optimised, **read}, overlap=beside, **limits)
     judges = {name: reward for name, reward in {**optimised, **watched}.items() if name not in scorer.asking}
     return scorer, Scorer(judges, **limits)
 

@@ -92,7 +92,7 @@ class Rollouts:
         first = self.processes.rank * len(prompts) * group_size // self.processes.count
         plan = None if self.objective.credit is None else self.objective.credit.plan(self.spec)
         final, count = (0, 1) if plan is None else (plan.final(self.spec), plan.views(self.spec))
-        learning = bool(self.scorer.learning)
+        observed = bool(self.scorer.observing)
         pending: list[list[Any]] = [[] for _ in range(count)]
         pictures: list[list[Tensor]] = [[] for _ in range(count)]
         features: list[Tensor] = []
@@ -100,7 +100,7 @@ class Rollouts:
         def on_view(images: Tensor, part: slice, view: int) -> None:
             owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
             keys = None
-            if learning and view == final:
+            if observed and view == final:
                 numbers = range(first + part.start, first + part.stop)
                 keys = [seed_of(self.seed, key, number, "learning") for number in numbers]
             self.submit(images, owners, pending[view], keys)
@@ -137,14 +137,13 @@ class Rollouts:
                 members=members,
             )
         columns = self._finished(prompts, rollout, pending, pictures).chunk(count)
-        if self.scorer.maps is not None:
-            rollout.maps = self.scorer.maps.take()
+        rollout.maps = self.scorer.take_kept()
         return Epoch(rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features))
 
     def submit(
         self, images: Tensor, owners: Sequence[Prompt], pending: list[Any], keys: Sequence[int] | None = None
     ) -> None:
-        """Have a batch scored; its scores to come are the last of `pending`. `keys`: rewards that learn observe it."""
+        """Have a batch scored; its scores to come are the last of `pending`. `keys`: for rewards that observe it."""
         mark = time.perf_counter()
         pending.append(self.scorer.submit(images, owners, keys))
         self.processes.clock.add("reward", mark)

@@ -27,10 +27,10 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 
 from diffrl.errors import UserError, nearest, say
+from diffrl.reward_kinds.cached import identity_for_cache
+from diffrl.reward_kinds.fingerprint import essential
 from diffrl.rewards.answers import applies
-from diffrl.rewards.fingerprint import essential
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
-from diffrl.rewards.wrappers import identity_for_cache
 from diffrl.serving import wire
 from diffrl.serving.batcher import Batcher
 from diffrl.serving.limits import add_refusals, check_address, has_token, listen, read_body, size_of

@@ -111,7 +111,7 @@ def judge_base(run: Run, direction: Direction | None, task: Task) -> Judged:
     depends += [evaluation_spec(run.config).model_dump(), task.prompts, task.per_prompt, __version__]
     if direction is not None:  # each seed has a corrected reward of its own
         depends += [asdict(direction.identity), direction.vector.tolist()]
-    if run.scorer.learning:  # and each seed's has learned something else
+    if run.scorer.observing:  # and each seed's has learned something else
         depends += [run.config.seed]
     name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from diffrl import __version__
 from diffrl.config import load_config
+from diffrl.reward_kinds.learning import restore
 from diffrl.rewards import load_reward
-from diffrl.rewards.learning import restore
 from experiments import command
 from experiments.league.results import commit, write
 

@@ -30,9 +30,8 @@ from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import write_json
 from diffrl.records.tracking import save_image
 from diffrl.rewards.answers import applies
-from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.protocol import Reward, ability, lower_is_better
+from diffrl.rewards.protocol import Reward, ability, compared, lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import generate
 from diffrl.stats import wilson

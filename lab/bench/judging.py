@@ -17,8 +17,7 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
 from diffrl.records.disk import append_line, writing
 from diffrl.rewards.answers import applies
-from diffrl.rewards.batchwise import compared
-from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.protocol import Reward, RewardError, compared
 from diffrl.rewards.scoring import Scorer
 from diffrl.tools.progress_bar import progress
 

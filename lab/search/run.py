@@ -26,9 +26,8 @@ from diffrl.records.disk import write_json
 from diffrl.records.tracking import save_image
 from diffrl.report.sections import pick
 from diffrl.rewards.answers import applies
-from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
-from diffrl.rewards.protocol import Reward, ability, lower_is_better
+from diffrl.rewards.protocol import Reward, ability, compared, lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.sampling import SamplerSpec
 from diffrl.tools.progress_bar import progress

@@ -138,7 +138,7 @@ def test_a_reward_may_lie_on_either_device(config_file: Any, device: str) -> Non
             seen.add(images.device.type)
             return reward(images, prompts, metadata)
 
-    run.scorer.rewards["warmth"] = run.objective.rewards["warmth"] = Placed()  # type: ignore[attr-defined]
+    run.scorer.asked["warmth"].reward = run.objective.rewards["warmth"] = Placed()  # type: ignore[attr-defined]
     assert torch.tensor(run.loop.run_epoch(0)["loss"]).isfinite()
     assert seen == {device}
     run.close()

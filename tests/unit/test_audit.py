@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diffrl.cli.main import main
 from diffrl.prompts import load_prompts
+from diffrl.rewards.scoring import Scorer
 from diffrl_lab.audit import exploits
 from diffrl_lab.audit.cases import rendered
 from diffrl_lab.audit.run import Audit, Subject, _judging, _outcome, audit
@@ -105,7 +106,7 @@ def test_judges_are_asked_in_both_orders_and_an_empty_answer_must_be_an_error(tm
 
     for least, share in ((0.0, 1.0), ("none", 0.0)):
         subject.groupwise, subject.reward = False, Asking(least)  # type: ignore[arg-type]
-        subject.scorer.rewards[subject.name] = subject.reward
+        subject.scorer = Scorer({subject.name: subject.reward})
         assert [(one["name"], one["share"]) for one in _judging(subject, cases)] == [("an empty answer", share)]
 
 

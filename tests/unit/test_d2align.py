@@ -25,9 +25,9 @@ from diffrl.methods.d2align.stage1 import pool_prompts
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import save_image
 from diffrl.report.d2align import write_page
+from diffrl.reward_kinds.fingerprint import fingerprint
 from diffrl.reward_tools.check import examine
 from diffrl.rewards import load_reward
-from diffrl.rewards.fingerprint import fingerprint
 from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import split_name
 

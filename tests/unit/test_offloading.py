@@ -22,8 +22,8 @@ from diffrl.memory.reward_memory import RATE, reward_memory
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.prompts import Prompt
+from diffrl.reward_kinds.offloading import Offloaded, modules_of
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.offloading import Offloaded, modules_of
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.device import prepare_engine

@@ -242,9 +242,10 @@ def test_a_reward_that_learns_leaves_the_process_as_it_was(when: str, caplog: py
         torch.set_grad_enabled(False)
         return {}
 
-    reward = SimpleNamespace(first={}, **dict.fromkeys(("learn", "state_dict", "load_state_dict"), changing))
+    methods = dict.fromkeys(("learn", "state_dict", "load_state_dict"), changing)
+    reward = SimpleNamespace(first={}, learns=True, **methods)
     processes = SimpleNamespace(sum=None, clock=SimpleNamespace(add=lambda *_: None))
-    scorer = SimpleNamespace(learning={f"never {when}": reward})
+    scorer = SimpleNamespace(rewards={f"never {when}": reward})
     hook = LearningRewards(SimpleNamespace(scorer=scorer, processes=processes))  # type: ignore[arg-type]
     before = state()
     {"learn": hook._learn, "state_dict": hook.state_dict, "load_state_dict": lambda: hook.load_state_dict({})}[when]()

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.reward_kinds.cached import Cached
+from diffrl.reward_kinds.offloading import Offloaded, modules_of
 from diffrl.rewards import RewardError
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.identity import identity_of, stamp
-from diffrl.rewards.offloading import Offloaded, modules_of
-from diffrl.rewards.wrappers import Cached
 from diffrl.run.build import build_scorers
 
 CPU = torch.device("cpu")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.reward_tools.check import examine
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.protocol import RewardError, missing_of_instance
+from diffrl.rewards.kinds import Asked
+from diffrl.rewards.protocol import RewardError, Wrapper, missing_of_instance
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.dry_run import without_caches
@@ -237,3 +240,68 @@ def test_a_cap_stops_the_gradient_above_it(tmp_path: Path) -> None:
     assert float(loss.detach()) == pytest.approx(0.4 + 0.0 + 0.1, abs=1e-12)
     assert torch.autograd.grad(loss.sum(), phi)[0].flatten().tolist() == [-1.0, 0.0, -1.0]
     assert float(Direct().loss(phi, rows).detach()) == pytest.approx(-1.5, abs=1e-12)
+
+
+class Twice(Wrapper):
+    def __call__(self, images: Tensor, prompts: Any, metadata: Any) -> Tensor:
+        return 2 * self.reward(images, prompts, metadata)
+
+
+class Ranked(Asked):
+    """What a stranger's kind does: an answer is two numbers, the score is their difference, and the first is kept."""
+
+    width, when = 2, "drawn"
+
+    def ask(self, images: Tensor, prompts: Any, metadata: Any) -> object:
+        return self.reward.both(images)
+
+    def scores(self, answers: Tensor) -> Tensor:
+        self.kept = answers[:, 0]
+        return answers[:, 0] - answers[:, 1]
+
+    def take(self) -> Tensor:
+        return self.kept
+
+
+STRANGER = """
+class Between:
+    name, ranks = "between", True
+
+    def __call__(self, images, prompts, metadata):
+        raise RuntimeError("its kind asks in another way")
+
+    def both(self, images):
+        return images[:, :2].mean((2, 3))
+
+class Light:
+    name = "light"
+
+    def __call__(self, images, prompts, metadata):
+        return images.mean((1, 2, 3))
+"""
+
+
+def test_a_package_brings_a_kind_of_reward_and_what_is_put_around_one(
+    installed, config_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.py").write_text(STRANGER)
+    between, light = (
+        Entry(f"{tmp_path}/theirs.py:{name}", more) for name, more in (("Between", {}), ("Light", {"twice": True}))
+    )
+    with pytest.raises(UserError, match='unknown parameter "twice"'):
+        build_rewards({"light": light}, CPU)
+    with pytest.raises(RewardError, match="its kind asks in another way"):
+        Scorer(build_rewards({"between": between}, CPU)).score(IMAGES, PROMPTS)
+    stranger = SimpleNamespace(Ranked=Ranked, twice=lambda reward, value, entry: Twice(reward) if value else reward)
+    monkeypatch.setitem(sys.modules, "of_a_stranger", stranger)
+    installed("ranks", "of_a_stranger:Ranked", "diffrl.reward_kinds")
+    with pytest.raises(UserError, match='unknown parameter "twice"'):
+        build_rewards({"light": light}, CPU)
+    scorer = Scorer(build_rewards({"between": between}, CPU))
+    assert torch.equal(scorer.score(IMAGES, PROMPTS)[:, 0], IMAGES[:, 0].mean((1, 2)) - IMAGES[:, 1].mean((1, 2)))
+    assert torch.equal(scorer.take_kept()["between"], IMAGES[:, 0].mean((1, 2)))
+    installed("twice", "of_a_stranger:twice", "diffrl.reward_options")
+    rewards = {"light": {"plugin": light.plugin, "twice": True}}
+    entry = load_config(config_file(rewards=rewards)).rewards["light"]
+    built = build_rewards({"light": Entry(str(entry.plugin), entry.arguments)}, CPU)
+    torch.testing.assert_close(Scorer(built).score(IMAGES, PROMPTS)[:, 0], 2 * IMAGES.mean((1, 2, 3)))

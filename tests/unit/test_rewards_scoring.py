@@ -120,7 +120,7 @@ def test_groupwise_rewards_see_whole_groups() -> None:
     # While sampling goes on its column stays empty, and is filled at the end.
     parts = torch.cat([scorer.submit(images[i : i + 2], prompts[i : i + 2]).result() for i in (0, 2, 4)])
     assert parts[:, 0].isnan().all()
-    torch.testing.assert_close(scorer.score_groups(images, prompts, groups, parts), scores)
+    torch.testing.assert_close(scorer.finish(parts, [images], prompts, groups), scores)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Conditioning
-from diffrl.rewards.learning import Learner, Reduce
+from diffrl.reward_kinds.learning import Learner, Reduce
 from diffrl.seeds import seed_of
 
 WIDTH = 64

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.records.disk import replacing
+from diffrl.reward_kinds.fingerprint import embedder, fingerprint, same_model
 from diffrl.rewards.answers import applies
-from diffrl.rewards.fingerprint import embedder, fingerprint, same_model
 from diffrl.rewards.protocol import Card, Metadata, Reward, ability
 
 OMEGA = 1.5  # the paper's

@@ -29,7 +29,7 @@ from diffrl.prompts import Prompt, PromptStream, load_prompts
 from diffrl.records import checkpoint, saving
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
-from diffrl.rewards.fingerprint import essential, fingerprint
+from diffrl.reward_kinds.fingerprint import essential, fingerprint
 from diffrl.rewards.protocol import Embedder, Reward
 from diffrl.rollout import Revision, SamplerSpec, generate, remake
 from diffrl.run.build import Build

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diffrl.advantages import Std, group_scale, weighted_sum
 from diffrl.objectives.advantages import AdvantageRule, ScoredBatch
-from diffrl.rewards.mapped import known_means
+from diffrl.reward_kinds.mapped import known_means
 from diffrl.rollout import Rollout
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
-from diffrl.rewards.protocol import Metadata, Reward, Wrapper
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper, ability
 
 
 class Offloaded(Wrapper):
@@ -82,6 +82,17 @@ class Offloaded(Wrapper):
             table[name] = tensor
         self.seconds += time.perf_counter() - mark
 
+    def check_shared(self, name: str, others: Mapping[str, Reward]) -> None:
+        """Weights that two rewards share are offloaded by both or by neither: one would miss them while it is called.
+
+        others: those that stay on their devices. UserError where one of them has some of the weights of `name`.
+        """
+        owner = {id(module): other for other, reward in others.items() for module in modules_of(reward)}
+        for module in self.modules:
+            if id(module) in owner:
+                text = f'its weights are shared with "{owner[id(module)]}"; offload both or neither'
+                raise UserError(f"{name}: offload: {text}")
+
     def _to(self, device: Any) -> None:
         for module in self.modules:
             module.to(device)
@@ -103,3 +114,11 @@ def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:
 
     walk(thing, depth)
     return list(modules.values())
+
+
+def offload(reward: Reward, asked: bool | str, entry: object) -> Reward:
+    """The option `offload: true` or `apart`. On the CPU, and on an Apple device, whose memory is the CPU's, there is
+    nothing to offload."""
+    device = ability(reward, "device")
+    here = device is not None and torch.device(device).type in ("cpu", "mps")
+    return reward if here else Offloaded(reward, asked == "apart")

@@ -8,18 +8,16 @@ Shapes: N images over all processes, n of them here, W numbers of a description.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked
-from diffrl.rewards.protocol import Metadata, Reward, RewardError, ability
-
-# Of several processes: the rows of one to those of all, and the place of its first
-Everyone = Callable[[Tensor], tuple[Tensor, int]] | None
+from diffrl.rewards.kinds import Asked, Everyone, Phase
+from diffrl.rewards.protocol import Metadata, Reward, RewardError
 
 
 class Batchwise(Reward, Protocol):
@@ -40,11 +38,26 @@ class Batchwise(Reward, Protocol):
         ...
 
 
-def compared(reward: Reward) -> str:
-    """What else a score depends on: "the images of a group", "all images of a batch", or nothing."""
-    if ability(reward, "batchwise"):
-        return "all images of a batch"
-    return "the images of a group" if ability(reward, "groupwise") else ""
+class Described(Asked):
+    """Asked for descriptions, of which the scores of a phase's images come."""
+
+    when, collective = "finished", True
+
+    def __init__(self, name: str, reward: Any) -> None:
+        super().__init__(name, reward)
+        self.width = reward.width
+
+    def ask(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> object:
+        """(B, W), to be checked."""
+        return self.reward.describe(images, prompts, metadata)
+
+    def finish(self, phase: Phase) -> Tensor:
+        """(N,) among the images of all processes."""
+        rows = phase.each()
+        with phase.guarded():
+            texts = [prompt.text for prompt in phase.prompts]
+            scores, self.figure = gains(self.name, self.reward, rows, texts, phase.everyone)
+        return scores
 
 
 def gains(

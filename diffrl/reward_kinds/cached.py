@@ -25,9 +25,9 @@ from diffrl.errors import UserError
 from diffrl.files import cache_folder, sha256
 from diffrl.rewards import local
 from diffrl.rewards.answers import checked
-from diffrl.rewards.batchwise import compared
+from diffrl.rewards.building import Entry
 from diffrl.rewards.identity import digest_of
-from diffrl.rewards.protocol import Metadata, Reward, Wrapper
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper, compared
 from diffrl.rewards.registry import load_class
 
 
@@ -96,6 +96,12 @@ class Cached(Wrapper):
         pixels = image.detach().to("cpu", torch.float32).contiguous()
         words = json.dumps([self.identity, prompt, dict(metadata), list(pixels.shape)], sort_keys=True, default=str)
         return hashlib.sha256(words.encode() + b"\0" + pixels.numpy().tobytes()).digest()
+
+
+def cache(reward: Reward, asked: str, entry: Entry) -> Reward:
+    """The option `cache: FOLDER`."""
+    plain = reward.reward if isinstance(reward, Wrapper) else reward  # of one that is offloaded
+    return Cached(reward, asked, identity_for_cache(entry.plugin, entry.arguments, plain))
 
 
 def identity_for_cache(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> str:

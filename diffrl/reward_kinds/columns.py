@@ -8,13 +8,36 @@ entries with the same plugin and arguments share one reward, which a batch of im
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
+from diffrl.rewards.kinds import Asked
 from diffrl.rewards.protocol import Metadata, Reward, Wrapper, ability
 
 SINGLE = ("groupwise", "batchwise", "asks", "learns")  # abilities that go with one column alone
+
+
+class OfColumns(Asked):
+    """One of the columns that a call of their reward answers with."""
+
+    def __init__(self, name: str, reward: Any) -> None:
+        super().__init__(name, reward)
+        self.width = reward.width
+
+    @property
+    def source(self) -> object:
+        """The reward of all columns."""
+        return self.reward.reward
+
+    def ask(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> object:
+        """(B, C), to be checked."""
+        return self.reward.reward(images, prompts, metadata)
+
+    def scores(self, answers: Tensor) -> Tensor:
+        """(B,) of (B, C)."""
+        return answers[:, self.reward.index]
 
 
 class Column(Wrapper):
@@ -23,6 +46,7 @@ class Column(Wrapper):
     Raises `UserError` for a column that there is not, and for a reward that cannot have any.
     """
 
+    kind = OfColumns
     columns = None  # this is one
 
     def __init__(self, reward: Reward, column: str) -> None:
@@ -39,3 +63,8 @@ class Column(Wrapper):
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
         """(B,) of images (B, 3, H, W) in [0, 1]; NaN where the column does not apply."""
         return self.reward(images, prompts, metadata)[:, self.index]
+
+
+def column(reward: Reward, asked: str, entry: object) -> Reward:
+    """The option `column: NAME`."""
+    return Column(reward, asked)

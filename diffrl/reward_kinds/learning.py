@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from diffrl.rewards.kinds import Asked
 from diffrl.rewards.protocol import Metadata, Reward, Wrapper, ability
 
 Reduce = Callable[[Tensor], Tensor]
@@ -66,6 +67,23 @@ class FrozenAfterWarmStart(Wrapper):
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
         assert self.learning.first is not None, "it does not apply before"
         return self.learning.first(images, prompts, metadata)
+
+
+class Observing(Asked):
+    """Shown what trains, and judged by its first state, too."""
+
+    observes = True
+
+    @staticmethod
+    def judges(reward: Any) -> Mapping[str, Reward]:
+        """`NAME_first`."""
+        return {"first": FrozenAfterWarmStart(reward)}
+
+    def observe(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata], keys: Sequence[int]
+    ) -> None:
+        """As `Learning.observe`."""
+        self.reward.observe(images, prompts, metadata, keys)
 
 
 class Learner:
@@ -130,6 +148,11 @@ class Learner:
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def of(rewards: Mapping[str, Reward]) -> dict[str, Learning]:
+    """Those that learn, by name."""
+    return {name: cast(Learning, reward) for name, reward in rewards.items() if ability(reward, "learns")}
 
 
 def states(rewards: Mapping[str, Learning]) -> dict[str, Tensor]:

@@ -1,0 +1,102 @@
+"""How a scorer asks a reward, and what becomes of its answers: the plain kind, and how the others are found.
+
+Shapes: B images of a batch, N of a phase of scoring, W numbers of an answer to one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+from torch import Tensor
+
+from diffrl.plugins import by_package, load
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper
+
+if TYPE_CHECKING:
+    from diffrl.prompts import Prompt
+
+# Of several processes: the rows of one to those of all, and the place of its first
+Everyone = Callable[[Tensor], tuple[Tensor, int]] | None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The N images of a phase on this process, and how one of its rewards is asked of them.
+
+    images (N, 3, H, W); groups (N,) int64, None where there are none. each: answers (N,) or (N, W) in batches of the
+    reward's size, NaN where it does not apply. calls: the answers to parts of the images, given by their numbers, one
+    call a part. guarded: around other code of the reward's author.
+    """
+
+    images: Tensor
+    prompts: Sequence[Prompt]
+    groups: Tensor | None
+    everyone: Everyone
+    each: Callable[[], Tensor]
+    calls: Callable[[Sequence[Sequence[int]]], Iterable[Tensor]]
+    guarded: Callable[[], AbstractContextManager[None]]
+
+
+class Asked:
+    """A reward of a scorer, of the plain kind: a call says the score of each of its images, batch by batch.
+
+    Another kind is a subclass that a package publishes in the group `diffrl.reward_kinds` under the name of an ability:
+    rewards that declare it are of that kind, the first by name. A wrapper may bring its own (`Wrapper.kind`).
+
+    when: "drawn": the reward is asked of each batch; "finished": `finish` is, of all images of a phase; "never": its
+    scores are NaN. width: W; None: an answer is a score. whole: a call compares its images, and is not divided.
+    collective: all processes come to `finish`, with images or without. observes: it sees what trains. figure: of the
+    last phase, None if there is none.
+    """
+
+    when: ClassVar[Literal["drawn", "finished", "never"]] = "drawn"
+    whole: ClassVar[bool] = False
+    collective: ClassVar[bool] = False
+    observes: ClassVar[bool] = False
+    width: int | None = None
+    figure: float | None = None
+
+    def __init__(self, name: str, reward: Any) -> None:
+        self.name, self.reward = name, reward
+
+    @staticmethod
+    def judges(reward: Any) -> Mapping[str, Reward]:
+        """Further judges of held-out images that an optimised reward brings, by what follows `NAME_`."""
+        return {}
+
+    @property
+    def source(self) -> object:
+        """What answers: rewards of one source are asked once."""
+        return self
+
+    def ask(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> object:
+        """Answers (B,) or (B, W) to images (B, 3, H, W), not yet checked."""
+        return self.reward(images, prompts, metadata)
+
+    def scores(self, answers: Tensor) -> Tensor:
+        """(B,) of the answers to a batch (B,) or (B, W), float32 on the CPU."""
+        return answers
+
+    def finish(self, phase: Phase) -> Tensor:
+        """Scores (N,) of a phase's images."""
+        raise NotImplementedError
+
+    def observe(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata], keys: Sequence[int]
+    ) -> None:
+        """Images that train, right after they were scored, with a number of each for its random choices."""
+
+    def take(self) -> Tensor | None:
+        """(N, ...) that was kept of the images since this was last asked, beside their scores."""
+        return None
+
+
+def kind_of(reward: object) -> type[Asked]:
+    """The kind of a reward; `UserError` where two packages have one of that name."""
+    if isinstance(reward, Wrapper) and reward.kind is not None:
+        return reward.kind
+    able = (name for name in sorted(by_package("reward kind")) if getattr(reward, name, None))
+    return next((cast("type[Asked]", load("reward kind", name)) for name in able), Asked)
