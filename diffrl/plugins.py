@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -98,6 +99,16 @@ def by_package(kind: str) -> Packages:
     return _scan(kind)[0]
 
 
+@functools.cache
+def _needed() -> dict[str, dict[str, str]]:
+    """{group: {name: value}} of diffrl's own entry points as its files have them, where these are a checkout's."""
+    try:
+        project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return project.get("entry-points", {}) if project.get("name") == "diffrl" else {}
+
+
 def _scan(kind: str) -> tuple[Packages, Mapping[str, EntryPoint]]:
     folders = tuple((folder, os.stat(folder).st_mtime_ns) for folder in sys.path if os.path.isdir(folder))
     return _scanned(entry_points, GROUPS[kind], folders)
@@ -114,6 +125,12 @@ def _scanned(
         package = entry.dist.name if entry.dist is not None else "?"
         # A package that is found twice (a checkout beside its installation) is one: the first on the path counts.
         packages.setdefault(entry.name, {}).setdefault(package, entry)
+    for name, value in _needed().get(group, {}).items():  # one that is not found adds nothing, without a word
+        own = packages.get(name, {}).get("diffrl")
+        if own is None or own.value != value:
+            raise UserError(
+                f'the installed diffrl is older than its files, it lacks {group} "{name}": pip install -e .'
+            )
     names: dict[str, EntryPoint] = {}
     for name, owners in packages.items():
         for package, entry in owners.items():

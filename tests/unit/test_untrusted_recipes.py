@@ -48,8 +48,21 @@ class Packages:
         return found
 
 
+def test_an_installation_that_is_older_than_its_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a `git pull` under `pip install -e .`: what is not found would add nothing, such as no guard, unsaid."""
+    lost = [entry for entry in entry_points(group="diffrl.additions") if entry.name == "methods"]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: lost if group == "diffrl.additions" else [])
+    with pytest.raises(
+        UserError, match=r'older than .* lacks diffrl.additions "additions": pip install --ed'
+    ):
+        plugins.installed("addition")
+    with pytest.raises(UserError, match=r'it lacks diffrl.rewards "playground"'):
+        plugins.find("reward", "clip")
+
+
 def test_a_strangers_plugin_does_not_replace_a_shipped_one(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "entry_points", Packages(stranger=["clip"], diffrl=["clip", "d2", "d2"]))
+    monkeypatch.setattr(plugins, "_needed", dict)
     assert list(available()) == ["d2", "diffrl:clip", "stranger:clip"]
     for ask in (load_class, load_reward):
         with pytest.raises(UserError, match=r'in 2 packages, diffrl and stranger: write "diffrl:clip" or "str'):
