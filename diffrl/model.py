@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from diffrl.config import check_model, load_config
 from diffrl.errors import UserError
 from diffrl.lora_files import as_list, find_lora, weighted
-from diffrl.prompts import HUB, Prompt, check_source
+from diffrl.prompts import Prompt, check_source
 from diffrl.resources import file_of_run
 from diffrl.switches import as_torch_starts
 from diffrl.tools.given_prompts import PromptLike
@@ -30,7 +30,7 @@ def prompts_of(given: str | Path | PromptLike | Sequence[PromptLike]) -> str | S
         if isinstance(given, Mapping | Prompt):
             return [given]
         return list(given) if isinstance(given, Iterable) else given
-    named = given.startswith(HUB) or given.endswith((".txt", ".jsonl"))
+    named = given.startswith("hub:") or given.endswith((".txt", ".jsonl"))
     if not named and ("/" not in given or any(sign.isspace() for sign in given)):
         return [given]
     check_source(given)

@@ -26,6 +26,7 @@ from diffrl.errors import UserError, in_one_line, nearest
 
 GROUPS = {  # the group of entry points of each kind; the kind is the word for one in messages
     "reward": "diffrl.rewards",
+    "reward form": "diffrl.reward_forms",
     "reward kind": "diffrl.reward_kinds",
     "reward option": "diffrl.reward_options",
     "method": "diffrl.methods",
@@ -41,6 +42,7 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "tracker": "diffrl.trackers",
     "engine.base": "diffrl.bases",
     "model form": "diffrl.model_forms",
+    "prompt set": "diffrl.prompts",
     "command": "diffrl.commands",
 }
 Packages = Mapping[str, Mapping[str, EntryPoint]]

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,15 +19,11 @@ from typing import Any
 import numpy as np
 
 from diffrl.errors import UserError, in_one_line, nearest, read_text
-from diffrl.plugins import here
-from diffrl.prompt_sets import SETS, set_name
-from diffrl.prompt_sets import SPLITS as SET_SPLITS
-from diffrl.prompt_sets import rows as rows_of_set
+from diffrl.plugins import here, installed, load
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
 from diffrl.worlds import World, world_of
 
-HUB = "hub:"
 FORMS = (
     "a set playground/SUBSET/SPLIT, a set NAME/SPLIT (`diffrl prompts list`), a .txt or .jsonl file, or "
     "hub:OWNER/NAME[:split[:column]]"
@@ -50,26 +47,18 @@ def load_prompts(source: Source) -> list[Prompt]:
     """The prompts of a set or a file, in their order, each text once; of several in a table, mixed by their shares, so
     that every beginning of the list has about these shares, while all of them last.
 
-    `playground/SUBSET/SPLIT`: a world's set. `NAME/SPLIT`: a shipped set (`diffrl.prompt_sets.SETS`).
+    `playground/SUBSET/SPLIT`: a world's set. `NAME/SPLIT`, `hub:OWNER/NAME[:split[:column]]`: see `set_of`.
     `FILE.txt`: one prompt per line, without blank lines and lines that start with `#`. `FILE.jsonl`: one object per
     line, its "prompt" is the text and the rest the metadata. A file `assets/...` that does not exist here is looked for
-    among the shipped ones. `hub:OWNER/NAME[:split[:column]]`: a data set of the hub (`diffrl.prompt_sets.hub`).
+    among the shipped ones.
 
     Raises UserError, with the file and the line where there is one, and for a prompt that is in two sources of a table.
     """
     if not isinstance(source, str):
         return _mixed(source)
-    if known := set_name(source):
-        return list(_of_set(*known))
-    if world := world_of_set(source):
-        return [Prompt(text) for text in world.prompts(source)]
-    if source.startswith(HUB):
-        from diffrl.prompt_sets.hub import cached_file
-
-        file = cached_file(source)
-    else:
-        file = find_file(source)
-    prompts, repeats = _read(*_version(file))
+    if (known := set_of(source)) is not None:
+        return [one if isinstance(one, Prompt) else Prompt(one) for one in known.prompts(source)]
+    prompts, repeats = _read(*_version(find_file(source)))
     if repeats:
         lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
         log.warning("%s: %d repeated (line %s); each prompt is used once", source, len(repeats), lines)
@@ -108,17 +97,21 @@ def split_groups(source: Source, groups: int) -> dict[str, int]:
 def check_source(source: str) -> int | None:
     """Raise UserError unless `source` can be loaded. Returns a file's number of prompts; None for a set, which is not
     built, and for a data set of the hub, which is not read."""
-    if source.startswith(HUB):
-        from diffrl.prompt_sets.hub import parse
-
-        parse(source)
-        return None
-    if set_name(source):
-        return None
-    if world := world_of_set(source):
-        world.split(source)
+    if (known := set_of(source)) is not None:
+        known.split(source)
         return None
     return len(_read(*_version(find_file(source)))[0])
+
+
+def set_of(source: str) -> Any:
+    """Whose prompts these are: installed under the word before the first "/" or ":" (`diffrl.prompts`), or a world's.
+
+    Either has `prompts(source)`, and `split(source)`, which raises UserError where it has none. None for a file's name.
+    """
+    word, mark = re.match("([^/:]*)(.?)", source).groups()  # type: ignore[union-attr]
+    if word in installed("prompt set") and (mark == ":" or not source.endswith((".txt", ".jsonl"))):
+        return load("prompt set", word)
+    return world_of_set(source)
 
 
 def world_of_set(source: str) -> World | None:
@@ -134,18 +127,13 @@ def find_file(source: str) -> Path:
     if path.is_file() and path.suffix in (".txt", ".jsonl"):
         return path
     if path.exists() or not path.suffix:
-        sets = [f"{name}/{split}" for name in SETS for split in SET_SPLITS]
+        sets = [one for name in installed("prompt set") for one in getattr(load("prompt set", name), "sources", ())]
         raise UserError(f'prompts "{source}": expected {FORMS}{"" if path.exists() else nearest(source, sets)}')
     folder = path.parent
     if not folder.is_dir():
         raise UserError(f'prompts "{source}": no such file, and no folder "{folder}"')
     names = [file.name for file in folder.iterdir() if file.suffix in (".txt", ".jsonl")]
     raise UserError(f'prompts "{source}": no such file{nearest(path.name, names)}')
-
-
-@functools.cache  # the files are shipped: they stay as they are
-def _of_set(name: str, split: str) -> tuple[Prompt, ...]:
-    return tuple(Prompt(text, metadata) for text, metadata in rows_of_set(name, split))
 
 
 def _version(path: Path) -> tuple[Path, int, int]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from diffrl.additions.prompt_sets import prompts
 from diffrl.divgen.extractors import NONE, Device, Found
 from diffrl.divgen.prompts import DIMENSIONS, shares, take
-from diffrl.prompt_sets import rows
 from diffrl.prompts import Prompt
 
 from .grammar import NAMES, VALUES
@@ -27,7 +27,7 @@ def benchmark(total: int) -> list[Prompt]:
     """The prompts of all four dimensions, which `scripts/prompts` has written. No more than 912 different ones are of
     heads; the other dimensions share what the ID dimension lacks.
     """
-    parts = [[Prompt(*row) for row in rows("divgen_playground", dimension)] for dimension in DIMENSIONS]
+    parts = [prompts("divgen_playground", dimension) for dimension in DIMENSIONS]
     counts = shares(total, [len(parts[0]), total, total, total])
     return [prompt for part, count in zip(parts, counts, strict=True) for prompt in take(part, count)]
 

@@ -7,16 +7,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from diffrl.prompt_sets import SETS, SPLITS, rows
+from diffrl.plugins import installed, load
 
 QUOTES = set("\"'“”„«»‹›‘’‚「」『』`＂")  # without one of them no prompt quotes a text
 
 
 def list_sets(arguments: argparse.Namespace, rest: list[str]) -> int:
     print(f"{'set':<16}{'train':>7}{'test':>7}  content")
-    for name, content in SETS.items():
-        sizes = "".join(f"{len(rows(name, split)):>7}" for split in SPLITS)
-        print(f"{name:<16}{sizes}  {content}")
+    for name in installed("prompt set"):
+        known = load("prompt set", name)
+        if sources := getattr(known, "sources", ()):
+            sizes = "".join(f"{len(known.prompts(source)):>7}" for source in sources)
+            print(f"{name:<16}{sizes}  {known.about}")
     print("\nUse them as NAME/train and NAME/test wherever a prompt file can stand. More sources:")
     print("playground/SUBSET/SPLIT (the playground), FILE.txt, FILE.jsonl, hub:OWNER/NAME[:split[:column]] (the hub)")
     print("and DivGenBench: diffrl divgen prompts")

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from diffrl.additions.prompt_sets import prompts as prompts_of
 from diffrl.errors import UserError
-from diffrl.prompt_sets import rows
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import write_text
 from diffrl.resources import shipped
@@ -61,7 +61,7 @@ def benchmark(world: str = "general", *, total: int = TOTAL, base: str = BASE) -
         if dimension in keywords():
             prompts += _based(dimension, texts, count)
         else:
-            prompts += take([Prompt(*row) for row in rows("divgen", dimension)], count)
+            prompts += take(prompts_of("divgen", dimension), count)
     return prompts
 
 
@@ -98,10 +98,10 @@ def shares(total: int, most: Sequence[int]) -> list[int]:
     return counts
 
 
-def take(prompts: list[Prompt], count: int) -> list[Prompt]:
+def take(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     if count > len(prompts):
         raise UserError(f"{count} prompts asked for in one dimension, and there are {len(prompts)} different ones")
-    return prompts[:count]
+    return list(prompts[:count])
 
 
 def _based(dimension: str, bases: Sequence[str], count: int) -> list[Prompt]:

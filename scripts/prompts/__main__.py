@@ -7,7 +7,7 @@ import gzip
 import json
 from collections.abc import Callable
 
-from diffrl.prompt_sets import file_of
+from diffrl.additions.prompt_sets import file_of
 from scripts.prompts import Row, Splits, atoms, compositional, divgen, general, geneval, ocr, playground
 
 GRAMMARS: dict[str, Callable[[], Splits]] = {

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from diffrl.additions import trackers
+from diffrl.additions import hub_prompts, trackers
 from diffrl.divgen import listings
 from diffrl.errors import UserError
 from diffrl.prepare.handed_over import filed
-from diffrl.prompt_sets import hub
 from diffrl.records.disk import DiskError
 
 
@@ -34,7 +33,7 @@ def no_room() -> Iterator[None]:
         ("wandb/run-id.txt", lambda folder: trackers._wandb_options(folder, {})),
         ("unpacked/a.png", lambda folder: listings._unpacked({"bytes": b"PNG"}, folder, "a")),
         ("train.jsonl", lambda folder: filed({"prompts": {}}, {"train": ["a red heart"]}, folder)),
-        ("a file of the cache", lambda folder: hub.cached_file("hub:org/pets")),
+        ("a file of the cache", lambda folder: hub_prompts.cached_file("hub:org/pets")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -42,7 +41,7 @@ def test_what_finds_no_room_is_whole_or_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, write: Callable[[Path], object]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(hub, "_stream", lambda parsed, source: iter([{"prompt": "a red heart"}]))
+    monkeypatch.setattr(hub_prompts, "_stream", lambda parsed, source: iter([{"prompt": "a red heart"}]))
     if file.startswith("wandb"):
         pytest.importorskip("wandb")
     with no_room(), pytest.raises((DiskError, UserError), match=r"File too large") as caught:

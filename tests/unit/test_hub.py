@@ -15,13 +15,13 @@ from hub import Hub, serving
 from huggingface_hub import HfApi, constants
 from safetensors.torch import load_file
 
+from diffrl.additions.hub_prompts import parse as prompts_of_hub
 from diffrl.cli.arguments import check_push
 from diffrl.config import check_model, load_config
 from diffrl.errors import UserError
 from diffrl.hub import hub_file
 from diffrl.image_sets.hub import parts as set_of_hub
 from diffrl.lora_files import find_lora
-from diffrl.prompt_sets.hub import parse as prompts_of_hub
 from diffrl.pushing import hub
 from diffrl.pushing.hub import Pusher, fetch
 from diffrl.records import saving

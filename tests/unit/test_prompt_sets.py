@@ -8,13 +8,14 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from diffrl.additions.prompt_sets import SPLITS, file_of, prompts
 from diffrl.cli.main import main
 from diffrl.errors import UserError
-from diffrl.prompt_sets import SETS, SPLITS, file_of, rows
-from diffrl.prompts import check_source, load_prompts
+from diffrl.prompts import Prompt, check_source, load_prompts
 from diffrl_zoo.geneval_rules import COLORS, NUMBERS, RELATIONS, TAGS, parse_prompt
 from diffrl_zoo.ocr import Ocr, quotes
 from scripts.prompts import geneval
@@ -31,7 +32,11 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", SETS)
+def rows(name: str, split: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(prompt.text, prompt.metadata) for prompt in prompts(name, split)]
+
+
+@pytest.mark.parametrize("name", SIZES)
 def test_train_and_test_share_no_prompt(name: str) -> None:
     train, test = ({text.lower() for text, _ in rows(name, split)} for split in SPLITS)
     assert (len(train), len(test)) == SIZES[name], "as many different texts as there are prompts"
@@ -43,7 +48,7 @@ def test_train_and_test_share_no_prompt(name: str) -> None:
 def test_the_sets_are_what_the_grammars_make() -> None:
     """And a digest of every set's first prompts: another Python, numpy or word list would show."""
     assert {key: gzip.decompress(file_of(*key).read_bytes()) for key in frozen()} == frozen()
-    text = json.dumps([rows(name, split)[:200] for name in SETS for split in SPLITS])
+    text = json.dumps([rows(name, split)[:200] for name in SIZES for split in SPLITS])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f9fd84caa8dfd390"
 
 
@@ -178,13 +183,44 @@ def test_a_set_works_where_a_file_does(capsys: pytest.CaptureFixture[str]) -> No
     assert prompt.metadata["text"] in prompt.text
     assert main(["prompts", "list"]) == 0
     listed = capsys.readouterr().out
-    assert all(f"{name} " in listed for name in SETS) and "10000" in listed
+    assert all(f"{name} " in listed for name in SIZES) and "10000" in listed
     assert main(["prompts", "show", "ocr/test", "--limit", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[3] == f"{prompt.text}   [text: {prompt.metadata['text']}]" and lines[5] == "... 600 prompts in all"
     assert main(["prompts", "show", "geneval/test", "--limit", "1", "--metadata"]) == 0
     assert json.loads(capsys.readouterr().out)["include"]
     assert main(["prompts", "show", "ocr/tset"]) == 2
+
+
+class Numbers:
+    """A set of another package: `numbers:3` are three prompts."""
+
+    def split(self, source: str) -> str:
+        if not source.removeprefix("numbers:").isdecimal():
+            raise UserError(f'prompts "{source}": write numbers:COUNT')
+        return "all"
+
+    def prompts(self, source: str) -> list[str | Prompt]:
+        self.split(source)
+        return [str(number) for number in range(int(source.removeprefix("numbers:")) - 1)] + [Prompt("x", {"n": 1})]
+
+
+COUNTED = Numbers()
+
+
+def test_a_set_of_another_package_has_its_name(installed, capsys: pytest.CaptureFixture[str]) -> None:
+    installed("numbers", f"{__name__}:COUNTED", "diffrl.prompts")
+    assert check_source("numbers:3") is None
+    assert [(prompt.text, prompt.metadata) for prompt in load_prompts("numbers:3")] == [
+        ("0", {}),
+        ("1", {}),
+        ("x", {"n": 1}),
+    ]
+    for source, said in (("numbers:x", "write numbers:COUNT"), ("numbers/p.txt", 'no folder "numbers"')):
+        with pytest.raises(UserError, match=said):
+            check_source(source)
+    assert main(["prompts", "show", "numbers:2"]) == 0 and capsys.readouterr().out == "0\nx\n"
+    assert main(["prompts", "list"]) == 0
 
 
 @pytest.fixture

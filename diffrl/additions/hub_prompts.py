@@ -11,14 +11,15 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, nearest
 from diffrl.files import cache_folder
-from diffrl.hub import not_name
+from diffrl.hub import not_name, pinned
+from diffrl.prompts import Prompt, load_prompts
 
 PREFIX = "hub:"
 COLUMNS = ("prompt", "text", "caption", "prompts")  # where a prompt is looked for if no column is named
@@ -41,6 +42,19 @@ class HubSource:
         """Where its prompts are kept."""
         key = hashlib.blake2b(repr((self.name, self.split, self.column)).encode(), digest_size=6).hexdigest()
         return cache_folder() / "prompts" / f"{self.name.replace('/', '--')}-{self.split}-{key}.jsonl"
+
+
+class HubPrompts:
+    """The prompts `hub:...`, by an entry point of `diffrl.prompts`."""
+
+    def split(self, source: str) -> str:
+        return parse(source).split
+
+    def prompts(self, source: str) -> Sequence[Prompt]:
+        return load_prompts(str(cached_file(source)))
+
+
+HUB = HubPrompts()
 
 
 def parse(source: str) -> HubSource:
@@ -86,8 +100,6 @@ def cached_file(source: str) -> Path:
 def _stream(hub: HubSource, source: str) -> Iterator[dict[str, Any]]:
     """Rows with their text under "prompt"."""
     import datasets
-
-    from diffrl.hub import pinned
 
     try:
         name, at = pinned(hub.name, "dataset")
