@@ -130,9 +130,8 @@ def _scanned(
     for name, value in _needed().get(group, {}).items():  # one that is not found adds nothing, without a word
         own = packages.get(name, {}).get("diffrl")
         if own is None or own.value != value:
-            raise UserError(
-                f'the installed diffrl is older than its files, it lacks {group} "{name}": pip install -e .'
-            )
+            text = f'the installed diffrl is older than its files, it lacks {group} "{name}"'
+            raise UserError(f"{text}: pip install --editable .")
     names: dict[str, EntryPoint] = {}
     for name, owners in packages.items():
         for package, entry in owners.items():

@@ -52,9 +52,7 @@ def test_an_installation_that_is_older_than_its_files_is_named(monkeypatch: pyte
     """After a `git pull` under `pip install -e .`: what is not found would add nothing, such as no guard, unsaid."""
     lost = [entry for entry in entry_points(group="diffrl.additions") if entry.name == "methods"]
     monkeypatch.setattr(plugins, "entry_points", lambda group: lost if group == "diffrl.additions" else [])
-    with pytest.raises(
-        UserError, match=r'older than .* lacks diffrl.additions "additions": pip install --ed'
-    ):
+    with pytest.raises(UserError, match=r'older than .* lacks diffrl.additions "additions": pip install --ed'):
         plugins.installed("addition")
     with pytest.raises(UserError, match=r'it lacks diffrl.rewards "playground"'):
         plugins.find("reward", "clip")
