@@ -13,14 +13,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
+from diffrl.loras.names import split
 
-MATRIX = re.compile(
-    r"\.(lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up|alpha|dora_scale|lora_magnitude_vector)"
-    r"(\.default|\.default_0)?(\.weight)?"
-)
-KINDS = {"lora_down": "lora_A", "lora.down": "lora_A", "lora_up": "lora_B", "lora.up": "lora_B"}
-PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_",
-            "lora_transformer_", "lycoris_")  # fmt: skip
 B, C = r"transformer_blocks\.(\d+)\.", r"single_transformer_blocks\.(\d+)\."
 T = r"time_text_embed\.timestep_embedder\.linear_"
 SD3 = {  # ComfyUI's name by diffusers' layer
@@ -118,17 +112,6 @@ TABLES = {  # by diffusers' class of the network
     "Lumina2Transformer2DModel": LUMINA2,
     "ZImageTransformer2DModel": Z_IMAGE,
 }
-
-
-def split(key: str) -> tuple[str, str | None]:
-    """A layer's name without prefixes, and what the tensor is in it; None: something else."""
-    found = MATRIX.search(key)
-    if found is None or found.end() != len(key):
-        return key, None
-    stem = key[: found.start()]
-    for prefix in PREFIXES:
-        stem = stem.removeprefix(prefix)
-    return stem, KINDS.get(found[1], found[1])
 
 
 def weights_of(table: Mapping[str, str], layers: list[str]) -> dict[str, list[str]]:

@@ -73,6 +73,13 @@ def check_magnitudes(state: Mapping[str, Tensor], own: Mapping[str, Tensor], pre
             raise UserError(f"{layer} has no magnitudes, and the file is a DoRA, where each layer has some")
 
 
+def magnitudes(key: str, value: Tensor) -> Tensor:
+    """A `dora_scale` as peft has its magnitudes, (out,); UserError for LyCORIS's norms over the outputs, (1, in)."""
+    if not value.ndim or value.numel() != len(value):
+        raise UserError(f"{key}: a DoRA whose magnitudes are of inputs, which peft has not")
+    return value.reshape(-1)
+
+
 def check_start(metadata: Mapping[str, Any]) -> None:
     """UserError for a LoRA that adds to frozen weights which its own start had changed."""
     start = next((value for key, value in metadata.items() if key.endswith("init_lora_weights")), None)

@@ -38,9 +38,8 @@ from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.files import damage_of
 from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
-from diffrl.loras.comfyui import by_layers, split
-from diffrl.loras.kohya import encoders, folded, magnitudes
-from diffrl.loras.places import check_magnitudes, check_numbers, check_places, check_start
+from diffrl.loras.names import split
+from diffrl.loras.places import check_magnitudes, check_numbers, check_places, check_start, magnitudes
 from diffrl.policy import find_family, find_model
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
 from diffrl.policy.text_cache import quiet
@@ -108,7 +107,11 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
         try:
             check_numbers(tensors)
             network = hollow(backbone.network)
-            state = _in_diffusers_form(encoders(folded(tensors)), backbone, network)
+            if any("alpha" in key or "lora_te" in key for key in tensors):
+                from diffrl.loras.kohya import folded
+
+                tensors = folded(tensors)
+            state = _in_diffusers_form(tensors, backbone, network)
             texts = {key: value for key, value in state.items() if TEXT.match(key)}
             prefix = f"{backbone.denoiser}."
             own = {key: value for key, value in state.items() if key.startswith(prefix)}
@@ -190,7 +193,7 @@ def _opened(path: Path, denoiser: str) -> tuple[dict[str, Tensor], dict[str, Any
 def _in_diffusers_form(tensors: dict[str, Tensor], backbone: Any, network: nn.Module) -> dict[str, Tensor]:
     """Tensors with the names that diffusers' `load_lora_adapter` takes; all alphas are ranks, which scale nothing."""
     prefix = f"{backbone.denoiser}."
-    if (direct := _by_own_names(by_layers(tensors, network), prefix, network)) is not None:
+    if (direct := _by_names(tensors, prefix, network)) is not None:
         return direct
     texts = {key: value for key, value in tensors.items() if TEXT.match(key)}
     rest = {key: value for key, value in tensors.items() if key not in texts}
@@ -198,9 +201,14 @@ def _in_diffusers_form(tensors: dict[str, Tensor], backbone: Any, network: nn.Mo
     return {**_converted(rest, backbone), **texts}
 
 
-def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module) -> dict[str, Tensor] | None:
-    """The tensors in diffusers' form if every one is of a layer of this network, by its own name; else None."""
+def _by_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module) -> dict[str, Tensor] | None:
+    """The tensors in diffusers' form if every one is of a layer of this network, by its own name or ComfyUI's; else
+    None."""
     layers = {name: name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))}
+    if not all(TEXT.match(key) or split(key)[0] in layers for key in tensors):
+        from diffrl.loras.comfyui import by_layers
+
+        tensors = by_layers(tensors, network)
     layers |= {name.replace(".", "_"): name for name in layers}
     state = dict[str, Tensor]()
     for key, value in tensors.items():
