@@ -31,6 +31,7 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "reward option": "diffrl.reward_options",
     "method": "diffrl.methods",
     "objective": "diffrl.methods",
+    "section": "diffrl.sections",
     "advantage rule": "diffrl.advantages",
     "sampler": "diffrl.samplers",
     "family": "diffrl.families",

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from diffrl.config import door
 from diffrl.config.base import LARGEST
 from diffrl.config.methods import Decay
-from diffrl.config.schema import INSIDE, TABLES, is_table, walk
+from diffrl.config.schema import TABLES, is_table, walk
 from diffrl.errors import UserError, nearest
 
 _WORDS = {
@@ -45,7 +45,7 @@ def help_config(width: int = 100, only: Sequence[str] = (), methods: Collection[
     ]
     for dotted, field, inner in walk():
         parts = dotted.split(".")
-        if methods is not None and not only and parts[0] not in {*INSIDE, *methods}:
+        if methods is not None and not only and parts[0] not in methods and door.is_method(parts[0]):
             continue
         if only and not any(f"{dotted}.".startswith(f"{name}.") or name.startswith(f"{dotted}.") for name in only):
             continue

@@ -39,13 +39,13 @@ def list_objectives(arguments: argparse.Namespace, rest: list[str]) -> int:
 def write_objective(name: str, folder: Path) -> list[Path]:
     """`NAME.py` and its test in a folder; UserError for a name that is taken or none, or a file that is there;
     DiskError, which leaves no file."""
-    from diffrl.config.door import is_method
+    from diffrl.config.door import is_section
     from diffrl.config.schema import INSIDE
     from diffrl.tools.outputs import write_new
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f'init: --objective: "{name}": small letters, digits and "_", beginning with a letter')
-    if name in INSIDE or is_method(name):
+    if name in INSIDE or is_section(name):
         raise UserError(f'init: --objective: "{name}" is a section of every config already; choose another name')
     cls = "".join(word.capitalize() for word in name.split("_"))
     templates = {folder / f"{name}.py": "objective.py.txt", folder / f"test_{name}.py": "test_objective.py.txt"}

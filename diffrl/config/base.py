@@ -103,6 +103,7 @@ class Section(PlainSection):
     """A section of a config: strict, frozen, every key with a default, and what is to be known of a method with it."""
 
     method: ClassVar[Method | None] = None  # of a method's section
+    about: ClassVar[str] = ""  # one line for help, of a package's section that is no method's
 
     @classmethod
     def of(cls, keys: Self | None, values: Mapping[str, Any]) -> Self:
@@ -133,16 +134,19 @@ class Section(PlainSection):
         """How the losses of a micro-batch become one gradient (`diffrl.objectives.gradients`); None: as without it."""
         return None
 
+    def gives(self, config: Any) -> int:
+        """Of an epoch's `rollout.groups`, those whose images it gives, which are not drawn from the policy."""
+        return 0
+
+    def check_world(self, config: Any, world: int) -> None:
+        """Raise Problem for what `world` processes could not share."""
+
     def build(self, build: Any) -> None:
         """Add to a run what it needs beside its objective; see `diffrl.run.build.Build`."""
 
 
-def methods_section(kind: type[Section]) -> Any:
-    """The key of a method's section: an objective's is there by default, what is put around one is on if it is given.
-
-    Its meaning is what the method says of itself.
-    """
-    assert kind.method is not None, "a method's section says what it is"
-    if kind.method.kind == "objective":
+def given_section(kind: type[Section]) -> Any:
+    """The key of a package's section: an objective's is there by default, another one is on if it is given."""
+    if kind.method is not None and kind.method.kind == "objective":
         return section(kind, kind.method.meaning())
-    return key(None, f"{kind.method.meaning()}; present = on")
+    return key(None, f"{kind.method.meaning() if kind.method else kind.about}; present = on")

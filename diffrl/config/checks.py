@@ -21,7 +21,7 @@ SHARED = ("home", "media", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "va
 
 def check(config: Config, world: int | None = None) -> None:
     """Raise Problem for the first thing that cannot work; `world`: number of processes (default: WORLD_SIZE, or 1)."""
-    _at("model", check_model, config.model)
+    at_key("model", check_model, config.model)
     for table in ("rewards", "watch"):
         for name, reward in getattr(config, table).items():
             check_no_credentials_at(f"{table}.{name}", reward)
@@ -32,19 +32,9 @@ def check(config: Config, world: int | None = None) -> None:
     for name in ordered(config):
         if is_on(config, name) and hasattr(section := getattr(config, name), "check"):
             section.check(config)
-    for name, student in config.evaluate.also.items():
-        _at(f"evaluate.also.{name}.model", check_model, student.source(config.model))
-        if student.merge is not None:
-            from diffrl.lora_files import find_lora, weighted
-
-            where = f"evaluate.also.{name}.merge"
-            _at(where, find_lora, _at(where, weighted, student.merge)[0])
-        from diffrl.config.students import check_student
-
-        check_student(name, config)
-    check_geometry(config, world_size() if world is None else world)
     for name, entry in installed("check").items():
         load_value("check", name, entry.value)(config)
+    check_geometry(config, world_size() if world is None else world)
 
 
 def check_no_credentials_at(key: str, reward: Reward) -> None:
@@ -52,7 +42,7 @@ def check_no_credentials_at(key: str, reward: Reward) -> None:
     from diffrl.rewards.credentials import check_no_credentials
 
     for name, value in reward.arguments.items():
-        _at(f"{key}.{name}", check_no_credentials, value, name)
+        at_key(f"{key}.{name}", check_no_credentials, value, name)
 
 
 def check_unused(config: Config) -> None:
@@ -81,7 +71,7 @@ def check_run_dir(run_dir: str) -> None:
         raise Problem("run_dir", f'"{run_dir}" holds more than a run; name a folder of its own, such as runs/NAME')
 
 
-def _at(key: str, function, *arguments):  # type: ignore[no-untyped-def]
+def at_key(key: str, function, *arguments):  # type: ignore[no-untyped-def]
     """Call; a UserError, and what a file system says of an impossible name, become a Problem at `key`."""
     try:
         return function(*arguments)
@@ -138,11 +128,11 @@ def check_prompts(config: Config) -> None:
         if other in given and name not in given and (name == "test" or config.drawn_groups):
             raise Problem(f"prompts.{name}", f"not given, but prompts.{other} is; give both")
     for source in [prompts.test] if isinstance(prompts.test, str) else prompts.test:
-        _at("prompts.test", check_source, source)
+        at_key("prompts.test", check_source, source)
     if not config.drawn_groups:
         return
-    for source, groups in _at("prompts.train", split_groups, prompts.train, config.drawn_groups).items():
-        count = _at("prompts.train", check_source, source)
+    for source, groups in at_key("prompts.train", split_groups, prompts.train, config.drawn_groups).items():
+        count = at_key("prompts.train", check_source, source)
         if count is not None and groups > count:
             owner = "prompts.train" if source == prompts.train else source
             todo = f"set rollout.groups to {count} or less" if source == prompts.train else "lower rollout.groups"
@@ -206,8 +196,8 @@ def _check_reward(key: str, name: str, reward: Watched) -> None:
 
     if not re.fullmatch(r"[\w-]+", name):
         raise Problem(key, f'a reward\'s name has letters, digits, "_" and "-" only, got "{name}"')
-    _at(key if reward.plugin is None else f"{key}.plugin", check_plugin, reward.plugin or name)
-    _at(key, check_wrapped, reward.plugin or name, reward.arguments)
+    at_key(key if reward.plugin is None else f"{key}.plugin", check_plugin, reward.plugin or name)
+    at_key(key, check_wrapped, reward.plugin or name, reward.arguments)
 
 
 def _check_plain(
@@ -266,13 +256,8 @@ def check_geometry(config: Config, world: int) -> None:
         raise Problem("rollout.scout.images", text)
     if batch % world:
         raise Problem("optimise.batch_size", f"{world} processes do not divide the {batch} images of an optimiser step")
-    drawn, given = config.drawn_groups, config.groups_of_set
-    if drawn and given and (drawn % world or given % world):
-        text = f"{given} prompts of an epoch from the set and {drawn} drawn"
-        raise Problem("image_set.share", f"{world} processes do not divide the {text}")
-    if config.image_set is not None and config.image_set.rival and rollout.groups % world:
-        text = f"{world} processes do not divide the {rollout.groups} pairs of image_set.rival"
-        raise Problem("rollout.groups", text)
+    for section in config.sections:
+        section.check_world(config, world)
     if getattr(config.objective_section, "whole_groups", False):
         check_whole_groups(config, world)
 

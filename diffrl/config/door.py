@@ -1,7 +1,8 @@
-"""The door that methods come in by: an entry point of the group `diffrl.methods`, or a user's file.
+"""The door that sections come in by: an entry point of `diffrl.methods` or of `diffrl.sections`, or a user's file.
 
 A method is its section, whose `method` says what it is and names its class (`method.trainer`), so that nothing heavy is
-imported when a config is read; or that class, whose `section` it is. Shipped methods are the former.
+imported when a config is read; or that class, whose `section` it is. Shipped methods are the former. A section of
+`diffrl.sections` is no method's, says in `about` what it is, and is on if it is there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from diffrl.config.base import KINDS, Method, Section
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import installed, is_path, load
 
-SHIPPED = "diffrl.methods."
+SHIPPED = "diffrl."
 
 
 def place_of(kind: type[Section]) -> int:
-    """Where a method's section stands: objectives come first."""
-    return KINDS.index(kind.method.kind if kind.method else "objective")
+    """Where a section stands: objectives come first, what is no method's last."""
+    return KINDS.index(kind.method.kind) if kind.method else len(KINDS)
 
 
 def is_method(name: str) -> bool:
@@ -34,9 +35,25 @@ def find_method(name: str) -> type[Section]:
     return _section_of(load("method", name), name)
 
 
+def is_section(name: str) -> bool:
+    """Is a section of this name installed, of a method or not?"""
+    return is_method(name) or name in installed("section")
+
+
+def find_section(name: str) -> type[Section]:
+    """An installed one. UserError where it cannot be imported, or is none."""
+    if is_method(name):
+        return find_method(name)
+    kind = load("section", name)
+    if not (isinstance(kind, type) and issubclass(kind, Section)):
+        raise UserError(f'"{name}" is not a diffrl.config.base.Section')
+    return kind
+
+
 def shipped() -> dict[str, type[Section]]:
-    """The sections of all shipped methods by their names: objectives first, what is put around them last."""
-    found = {name: find_method(name) for name, entry in installed("method").items() if entry.value.startswith(SHIPPED)}
+    """The shipped sections by their names: objectives first, what is put around them and what is no method's last."""
+    entries = {**installed("section"), **installed("method")}
+    found = {name: find_section(name) for name, entry in entries.items() if entry.value.startswith(SHIPPED)}
     return {name: found[name] for name in sorted(found, key=lambda name: (place_of(found[name]), name))}
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Base, PathText, Problem, Resolution, Section, Share, key
+from diffrl.config.base import Base, PathText, Resolution, Section, Share, key
 
 STEPS, GUIDANCE = 8, 1.0  # of a distilled model
-TAKEN = ("saturation",)  # there is eval/saturation/std
 
 
 class Student(Section):
@@ -39,15 +35,6 @@ class Student(Section):
         """Is it the trained model over another base? Then it draws as that does: steps and guidance are not its own."""
         return not (self.model or self.merge)
 
-    def drawn(self, config: Any) -> Any:
-        """The trained model's config with this one's model, base and guidance."""
-        guidance = config.rollout.guidance_scale if self.same else self.guidance_scale
-        size = config.evaluate.resolution or config.rollout.resolution
-        rollout = config.rollout.model_copy(update={"guidance_scale": guidance, "resolution": size})
-        engine = config.engine.model_copy(update={"base": self.base})
-        update = {"model": self.source(config.model), "rollout": rollout, "engine": engine}
-        return config.model_copy(update=update)
-
 
 class Evaluate(Section):
     every: int = key(10, "evaluate after every so many epochs, and before the first and after the last", "epochs", ge=1)
@@ -65,20 +52,6 @@ class Evaluate(Section):
         "students of the model, NAME: {model: ..., steps: 8}: the trained LoRA is loaded into each of them in every "
         "evaluation, and its values there are reported as eval/NAME/...",
     )
-
-    def check(self, config: Any) -> None:
-        for name, student in self.also.items():
-            where = f"evaluate.also.{name}"
-            if not re.fullmatch(r"[\w-]+", name):
-                raise Problem(where, f'a student\'s name has letters, digits, "_" and "-" only, got "{name}"')
-            if name in TAKEN:
-                raise Problem(where, f"eval/{name} has a meaning of its own; choose another name, such as turbo")
-            if student.same and student.base == config.engine.base:
-                text = "not given; name a folder or a hub id of the model's architecture, merge a LoRA, or another base"
-                raise Problem(f"{where}.model", text)
-            if student.same and (student.steps, student.guidance_scale) != (STEPS, GUIDANCE):
-                text = "the same model over another base draws as evaluate and rollout say: no steps, no guidance_scale"
-                raise Problem(where, text)
 
 
 class GuardRails(Section):

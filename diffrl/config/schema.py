@@ -1,8 +1,8 @@
-"""Every key of a config: its type, default, meaning and unit. A method brings its section along (`diffrl.config.door`).
+"""Every key of a config: its type, default, meaning and unit. Packages bring others (`diffrl.config.door`).
 
 The class `Config` is the table of the sections that every config has. That of a config is made for it (`config_class`):
-with the section of its objective, and of each method that it names, which is on if it is there (None: off). What a
-section needs of the rest of the config, it says in its own `check`.
+with the section of its objective, and each other that it names, which is on if it is there (None: off). What a section
+needs of the rest of the config, it says in its own `check`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from diffrl.config.base import (
     PathText,
     Problem,
     Section,
+    given_section,
     key,
-    methods_section,
     section,
 )
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import GroupAdvantages, find_rule
-from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.sections import Checkpoint, Lora, Optimise, Prompts, Rollout, Tracking
@@ -72,7 +71,6 @@ class Config(Section, metaclass=_OneLine):
         "nft", "how scores become a loss: one below, an installed one or path/to/file.py:Class, with a section each"
     )
     advantages: GroupAdvantages | None = key(None, "what groups that agree give, and other estimates; present = on")
-    image_set: ImageSet | None = key(None, "scored pictures that are trained on in place of a rollout's; present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
@@ -86,7 +84,7 @@ class Config(Section, metaclass=_OneLine):
         return cast(Self, super(Config, kind).model_validate(obj, **options))
 
     def __getattr__(self, name: str) -> Any:
-        if name in INSIDE or name.startswith("_") or not door.is_method(name):
+        if name in INSIDE or name.startswith("_") or not door.is_section(name):
             raise AttributeError(f"a config has no {name}")
         return None
 
@@ -104,8 +102,10 @@ class Config(Section, metaclass=_OneLine):
 
     @property
     def sections(self) -> list[Section]:
-        """Of the methods that are on, in the order of `methods`."""
-        return [getattr(self, method.name) for method in self.methods]
+        """Those that packages bring and that are on: of `methods`, in their order, and what is no method's."""
+        others = [getattr(self, name) for name in ordered(self) if name not in INSIDE]
+        mine = [getattr(self, method.name) for method in self.methods]
+        return [*mine, *(one for one in others if one is not None and one.method is None)]
 
     @property
     def objective_section(self) -> Any:
@@ -113,14 +113,14 @@ class Config(Section, metaclass=_OneLine):
         return getattr(self, self.method.name)
 
     @property
-    def groups_of_set(self) -> int:
-        """Of an epoch's `rollout.groups`, those that come from the image set."""
-        return 0 if self.image_set is None else round(self.rollout.groups * self.image_set.share)
+    def given_groups(self) -> int:
+        """Of an epoch's `rollout.groups`, those whose images a section gives."""
+        return sum(section.gives(self) for section in self.sections)
 
     @property
     def drawn_groups(self) -> int:
         """Those that are drawn from the policy."""
-        return self.rollout.groups - self.groups_of_set
+        return self.rollout.groups - self.given_groups
 
     @property
     def optimiser_steps(self) -> int:
@@ -147,7 +147,7 @@ def is_on(config: Config, name: str) -> bool:
 
 
 def ordered(config: Config | type[Config]) -> list[str]:
-    """All sections and keys at the top: those of methods come behind the objective."""
+    """All sections and keys at the top: those that packages bring come behind the objective."""
     names = list((config if isinstance(config, type) else type(config)).model_fields)
     place = names.index("objective") + 1
     inside = [name for name in names if name in INSIDE]
@@ -176,7 +176,7 @@ def walk(
 ) -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
     """(dotted key, field, its section's class or None) of all sections and keys; a table's are under `rewards.NAME`.
 
-    `kind`: by default a config with the sections of all shipped methods.
+    `kind`: by default a config with all shipped sections.
     """
     kind = kind or complete(Config)
     for name in ordered(kind) if issubclass(kind, Config) else kind.model_fields:
@@ -205,7 +205,7 @@ def method_of(values: Mapping[str, Any]) -> str:
 
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:
-    """The class of a config of these values: the sections of its objective, and of the methods that it names.
+    """The class of a config of these values: with the section of its objective, and those that it names.
 
     Raises:
         Problem: an unknown objective or advantage rule, at its key.
@@ -216,12 +216,12 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     if isinstance(objective, str):
         kind: Any = _at("objective", door.find_objective, objective)
         chosen = kind.method
-        if chosen.name in INSIDE or (chosen.name != objective and door.is_method(chosen.name)):
+        if chosen.name in INSIDE or (chosen.name != objective and door.is_section(chosen.name)):
             raise Problem("objective", f'"{objective}" is called "{chosen.name}", as a section of every config is')
         sections[chosen.name] = kind
     for name in values:
-        if isinstance(name, str) and name not in INSIDE and name not in sections and door.is_method(name):
-            sections[name] = _at(name, door.find_method, name)
+        if isinstance(name, str) and name not in INSIDE and name not in sections and door.is_section(name):
+            sections[name] = _at(name, door.find_section, name)
     advantages = values.get("advantages")
     rule = advantages.get("rule") if isinstance(advantages, Mapping) else None
     own = _at("advantages.rule", find_rule, rule) if isinstance(rule, str) else GroupAdvantages
@@ -229,7 +229,7 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
 
 
 def complete(kind: type[Config]) -> type[Config]:
-    """With the sections of all shipped methods."""
+    """With all shipped sections."""
     mine = {name: section_type(field.annotation) for name, field in kind.model_fields.items() if name not in INSIDE}
     sections: Any = {**door.shipped(), **mine}
     return _made(
@@ -243,7 +243,7 @@ def complete(kind: type[Config]) -> type[Config]:
 def _made(chosen: str | None, sections: tuple[tuple[str, type[Section]], ...], rule: Any) -> type[Config]:
     fields: dict[str, Any] = {}
     for name, kind in sorted(sections, key=lambda named: door.place_of(named[1])):
-        fields[name] = (kind if door.place_of(kind) == 0 else kind | None, methods_section(kind))
+        fields[name] = (kind if door.place_of(kind) == 0 else kind | None, given_section(kind))
     if rule is not GroupAdvantages:
         fields["advantages"] = (rule | None, Config.model_fields["advantages"])
     made: Any = create_model("Config", __base__=Config, **fields)
@@ -266,8 +266,8 @@ def _annotation(path: tuple[str, ...]) -> Any:
         if typing.get_origin(annotation) is dict and kind is not None:  # of a table: a name of the user's
             annotation = kind
             continue
-        if depth == 0 and name not in INSIDE and door.is_method(name):
-            annotation = door.find_method(name)
+        if depth == 0 and name not in INSIDE and door.is_section(name):
+            annotation = door.find_section(name)
         elif kind is None or name not in kind.model_fields:
             return None
         else:

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from diffrl.config import Config
+from diffrl.config.measuring import Student
 from diffrl.memory.buffers import held
 from diffrl.memory.counted import Counted
 from diffrl.memory.reward_memory import reward_memory
@@ -221,7 +222,7 @@ class Estimator:
         """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
         host, config = 0, self.config
         for name, section in config.evaluate.also.items():
-            own = section.drawn(config)
+            own = _drawn(section, config)
             hollow = self.counted.hollow(own)
             backbone, count, guidance = hollow.backbone, config.rollout.batch_size, own.rollout.guidance_scale
             weights = hollow.network + hollow.lora + hollow.autoencoder
@@ -232,6 +233,15 @@ class Estimator:
             peaks[f"sampling {rows} rows on {name}"] = peak + weights
             host += hollow.encoders + weights
         return host
+
+
+def _drawn(student: Student, config: Config) -> Config:
+    """The trained model's config with a student's model, base and guidance."""
+    guidance = config.rollout.guidance_scale if student.same else student.guidance_scale
+    size = config.evaluate.resolution or config.rollout.resolution
+    rollout = config.rollout.model_copy(update={"guidance_scale": guidance, "resolution": size})
+    engine = config.engine.model_copy(update={"base": student.base})
+    return config.model_copy(update={"model": student.source(config.model), "rollout": rollout, "engine": engine})
 
 
 def estimate(

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diffrl.config import Config
     from diffrl.run.build import Build
+
+
+def check(config: Config) -> None:
+    """Raise Problem for what could not be added."""
+    if config.evaluate.also:
+        from diffrl.methods.student_checks import check_students
+
+        check_students(config)
 
 
 def add(build: Build) -> None:

@@ -41,7 +41,7 @@ def describe(run: Run) -> str:
     parameters = sum(p.numel() for _, p in policy.trainable)
     rollout, images = config.rollout, config.rollout.images
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
-    given = "" if config.image_set is None else f", {config.groups_of_set} from {config.image_set.source}"
+    given = "" if config.image_set is None else f", {config.given_groups} from {config.image_set.source}"
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
     scouts = f" of {rollout.scout.images}" if rollout.scout else ""
     also = "".join(

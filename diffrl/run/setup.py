@@ -271,8 +271,7 @@ def _check_rewards(config: Config, scorer: Scorer, prompts: Sequence[Prompt], pr
     for name, reward in scorer.rewards.items():
         if not any(applies(reward, p.text, p.metadata) for p in prompts):
             table = "rewards" if name in config.rewards else "watch"
-            given = config.image_set is not None and not config.drawn_groups
-            where = "image_set" if given else f'prompts.train ("{config.prompts.train}")'
+            where = f'prompts.train ("{config.prompts.train}")' if config.drawn_groups else "image_set"
             raise UserError(f"{table}.{name}: applies to none of the prompts of {where}")
     if scorer.groupwise and config.rollout.groups % processes.count:
         raise UserError(

@@ -168,7 +168,7 @@ def test_what_the_configs_cannot_say_is_said_when_it_is_loaded(
     config_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deeper = tiny_sd3(tmp_path / "deeper", layers=3)
-    monkeypatch.setattr("diffrl.config.students.check_student", lambda name, config: None)
+    monkeypatch.setattr("diffrl.methods.student_checks._check_shapes", lambda name, config: None)
     config = load_config(config_file("run", evaluate=with_turbo(deeper)))
     with pytest.raises(
         UserError,

@@ -18,7 +18,6 @@ OUTSIDE = (
     "diffrl.additions",
     "diffrl.api",
     "diffrl.cli",
-    "diffrl.config.image_set_checks",
     "diffrl.config.in_file",
     "diffrl.config.overrides",
     "diffrl.config.own_rules",

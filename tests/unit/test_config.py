@@ -452,6 +452,39 @@ def test_a_method_is_one_entry_point(monkeypatch, installed):
     assert load_config(write(BASE + "gate:\n"), GRPO).gate.share == 0.1
 
 
+class Half(schema.Section):
+    about = "half of an epoch's prompts come with images"
+    whose: str = schema.key("", "whose images")
+
+    def check(self, config):
+        if not self.whose:
+            raise schema.Problem("half.whose", "not given")
+
+    def check_world(self, config, world):
+        if world > 1:
+            raise schema.Problem("half.whose", f"{world} processes cannot share it")
+
+    def gives(self, config):
+        return config.rollout.groups // 2
+
+
+def test_a_section_that_is_no_method_s_is_one_entry_point(monkeypatch, installed):
+    monkeypatch.setitem(sys.modules, "of_a_stranger", SimpleNamespace(Half=Half, none=print))
+    assert "half: unknown key" in message("half={}")
+    installed("half", "of_a_stranger:Half", "diffrl.sections")
+    assert message("half={}") == "command line: half.whose: not given"
+    on = load_config("ok.yaml", ["half.whose=meadow"])
+    assert on.half.whose == "meadow" and on.resolved()["half"] == {"whose": "meadow"}
+    assert on.given_groups == on.drawn_groups == on.rollout.groups / 2
+    assert on.method.name == "nft" and [one.name for one in on.methods] == ["nft"]
+    off = load_config("ok.yaml", ["half.whose=meadow", "half=null"])
+    assert off.half is None and off.given_groups == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert message("half.whose=meadow") == "command line: half.whose: 2 processes cannot share it"
+    installed("half", "of_a_stranger:none", "diffrl.sections")
+    assert message("half={}").endswith('half: "half" is not a diffrl.config.base.Section')
+
+
 def test_parameters():
     assert read_parameters(["a=1e-3", "b=[x, 2]", "c=no", "d=null"]) == {"a": 1e-3, "b": ["x", 2], "c": "no", "d": None}
     with pytest.raises(UserError, match='"a": write parameter=value'):

@@ -53,7 +53,7 @@ class ImageSetGroups:
         self.weights = {name: reward.weight for name, reward in config.rewards.items()}
         self.groups: Sequence[Group] = fitting.groups
         prompts = [Prompt(group.prompt, group.metadata) for group in self.groups]
-        count, self.seed = config.groups_of_set, seed_of(config.seed, "image set")
+        count, self.seed = config.given_groups, seed_of(config.seed, "image set")
         if count > len(self.groups):
             text = f"{count} prompts of an epoch are from {images.source}, which has {len(self.groups)} of {self.size}"
             raise UserError(f"rollout.groups: {text} pictures or more")

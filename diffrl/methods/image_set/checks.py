@@ -1,4 +1,4 @@
-"""What a config says with its image set, checked; the keys are in `image_set.py`, and `keys` is their section."""
+"""What a config says with its image set, checked; `keys` is its section."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(keys: Any, config: Any) -> None:
         raise Problem("objective", f"{text}: use dpo, gdro, rwr, nft, crd, awm or dgpo with image_set")
     if config.rollout.scout is not None:
         raise Problem("rollout.scout", "chooses among images that are drawn, and a set's are there: leave one out")
-    if abs(config.rollout.groups * keys.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
+    if abs(config.rollout.groups * keys.share - config.given_groups) > 1e-6 or not config.given_groups:
         text = f"is {config.rollout.groups * keys.share:g} of the {config.rollout.groups} prompts of an epoch"
         raise Problem("image_set.share", f"{keys.share:g} {text} (rollout.groups), no whole number")
     if keys.rival:
@@ -63,8 +63,8 @@ def _check_rows(keys: Any, config: Any) -> None:
         _at("source", images.check_column, name)
     size = 1 if keys.rival else config.rollout.group_size
     count = len(keys.fitting(images, size).groups)
-    if config.groups_of_set > count:
-        text = f"{config.groups_of_set} prompts an epoch from {keys.source}, but {count} there have {size} pictures"
+    if config.given_groups > count:
+        text = f"{config.given_groups} prompts an epoch from {keys.source}, but {count} there have {size} pictures"
         text = text.replace("1 pictures", "a picture") if keys.rival else f"{text} (rollout.group_size)"
         raise Problem("rollout.groups", f"{text} or more")
     if not config.prompts.overlap and (shared := _shared(images, config.prompts.test)):

@@ -6,9 +6,12 @@ import json
 import re
 from typing import Any
 
+from diffrl.config import Config
 from diffrl.config.base import Problem
-from diffrl.config.schema import Config
+from diffrl.config.checks import at_key, check_model
+from diffrl.config.measuring import GUIDANCE, STEPS
 from diffrl.errors import UserError
+from diffrl.lora_files import find_lora, weighted
 from diffrl.resources import shipped
 from diffrl.worlds import folder_of
 
@@ -19,7 +22,30 @@ SHAPES = re.compile(
 )
 
 
-def check_student(name: str, config: Config) -> None:
+TAKEN = ("saturation",)  # there is eval/saturation/std
+
+
+def check_students(config: Config) -> None:
+    """Raise Problem for a name or values that a student cannot have, and for what its LoRA would not fit."""
+    for name, student in config.evaluate.also.items():
+        where = f"evaluate.also.{name}"
+        if not re.fullmatch(r"[\w-]+", name):
+            raise Problem(where, f'a student\'s name has letters, digits, "_" and "-" only, got "{name}"')
+        if name in TAKEN:
+            raise Problem(where, f"eval/{name} has a meaning of its own; choose another name, such as turbo")
+        if student.same and student.base == config.engine.base:
+            text = "not given; name a folder or a hub id of the model's architecture, merge a LoRA, or another base"
+            raise Problem(f"{where}.model", text)
+        if student.same and (student.steps, student.guidance_scale) != (STEPS, GUIDANCE):
+            text = "the same model over another base draws as evaluate and rollout say: no steps, no guidance_scale"
+            raise Problem(where, text)
+        at_key(f"{where}.model", check_model, student.source(config.model))
+        if student.merge is not None:
+            at_key(f"{where}.merge", find_lora, at_key(f"{where}.merge", weighted, student.merge)[0])
+        _check_shapes(name, config)
+
+
+def _check_shapes(name: str, config: Config) -> None:
     """Raise Problem where the pipeline's class or the network's shapes are others than the trained model's.
 
     Configs behind a hub's name are left to the hub: loading the LoRA says it then, before anything is trained.
