@@ -16,6 +16,7 @@ from diffrl.prepare.objects import of_object
 from diffrl.records.disk import write_text
 from diffrl.rewards import local
 from diffrl.rewards.protocol import missing_of_class, missing_of_instance
+from diffrl.rewards.registry import adapted
 from diffrl.tools.given_prompts import PromptLike, given_prompts
 
 Rewards = Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | str
@@ -93,20 +94,18 @@ def _name_of(thing: Any) -> str:
 def register(name: str, thing: Any) -> str:
     """Make `thing` known as a reward, in the place of an earlier one of this name; returns its plugin's text.
 
-    `thing`: what `diffrl.rewards.functions.adapt` takes (a class is built with the entry's parameters), or an object
+    `thing`: what `diffrl.rewards.registry.adapted` takes (a class is built with the entry's parameters), or an object
     with the protocol. UserError for anything else.
     """
-    from diffrl.rewards.functions import adapt
-
     if not callable(thing):
         raise UserError(
             f'reward "{name}": a {type(thing).__name__} cannot be called; give a function, a class or an object'
         )
     built = not inspect.isclass(thing) and not missing_of_class(type(thing)) and not missing_of_instance(thing)
-    adapted = thing if built else adapt(thing, name)
+    known = thing if built else adapted(thing, name)
     place = None if built else _place(thing)
     for known_as in (name, place or name):
-        local.know(known_as, adapted, of_object)
+        local.know(known_as, known, of_object)
     return place or local.PREFIX + name
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,26 @@ def subject(name: str, texts: Sequence[str]) -> str:
     return f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
 
 
+def as_tensor(scores: Any) -> Any:
+    """A list, tuple, array or iterator of numbers as a tensor, None as NaN; anything else as it is, for the checks."""
+    if isinstance(scores, Iterator):
+        scores = list(scores)
+    if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiu":  # widened: also a copy, in the native byte order
+        return torch.from_numpy(np.ma.filled(scores.astype(np.float64), np.nan))
+    if isinstance(scores, np.ndarray) and scores.dtype.kind in "bO":
+        scores = scores.tolist()
+    if not isinstance(scores, list | tuple):
+        return scores
+    try:
+        if any(isinstance(one, list | tuple) for one in scores):
+            return torch.stack([as_tensor(row) for row in scores])
+        if scores and all(isinstance(one, bool | np.bool_) for one in scores):
+            return torch.tensor(scores)
+        return torch.tensor([float("nan") if one is None else float(one) for one in scores], dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return scores
+
+
 def checked(
     scores: object, name: str, texts: Sequence[str], plugin: str | None = None, width: int | None = None
 ) -> Tensor:
@@ -29,8 +51,6 @@ def checked(
     refused: they are more often a mistake than a score, and `.float()` says that they are meant.
     """
     if not isinstance(scores, Tensor):
-        from diffrl.rewards.functions import as_tensor
-
         scores = as_tensor(scores)
     on, shape = subject(name, texts), (len(texts),) if width is None else (len(texts), width)
     todo = f'correct its __call__ (try "diffrl rewards check {plugin or name}")'

@@ -167,12 +167,18 @@ def load_class(name_or_path: str) -> type:
             module = is_module(name_or_path)
             loaded = load_value("reward", *[name_or_path] * 2) if module else load("reward", name_or_path, fits=_fits)
             if ":" in name_or_path:
-                from diffrl.rewards.functions import adapt
-
-                loaded = adapt(loaded, name_or_path.rpartition(":")[2])
+                loaded = adapted(loaded, name_or_path.rpartition(":")[2])
     if missing := missing_of_class(loaded):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
     return loaded
+
+
+def adapted(thing: Any, name: str) -> Any:
+    """What a person wrote as a reward called NAME, as a class with the protocol, where a form of `diffrl.reward_forms`
+    knows it (functions, say); UserError for what cannot be a reward."""
+    for form in installed("reward form"):
+        thing = load("reward form", form)(thing, name)
+    return thing
 
 
 def check_params(name: str, reward_class: type, params: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from urllib.request import getproxies
 import httpx
 
 from diffrl.errors import UserError, read_text
-from diffrl.rewards.coroutines import running_loop
+from diffrl.reward_kinds.coroutines import running_loop
 from diffrl.rewards.credentials import redact
 from diffrl.serving.secrets import check_file, check_transport
 

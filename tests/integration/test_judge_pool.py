@@ -79,7 +79,7 @@ def test_who_is_gone_is_passed_over_and_comes_back() -> None:
 
 
 def test_many_threads_may_be_the_first_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffrl.rewards.coroutines._loops", {})
+    monkeypatch.setattr("diffrl.reward_kinds.coroutines._loops", {})
     judge, found = SlowJudge(0.0, 64), []
     with judges(judge):
         monkeypatch.setattr(

@@ -32,7 +32,7 @@ BATCH |= {
     "methods/d2align/corrected.py:embed_image",
     "methods/d2align/corrected.py:score",
 }
-BATCH |= {"rewards/scoring.py:attempt"}  # the same tiny reward, not corrected
+BATCH |= {"rewards/kinds.py:ask"}  # the same tiny reward, not corrected
 BATCH |= {"run/clock.py:now"}  # around a decode: sampling's seconds end there, and the autoencoder's
 
 

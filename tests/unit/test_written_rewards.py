@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from diffrl.rewards.scoring import Scorer
 FILE = """
 import asyncio
 import functools
+import sys
 import typing
 
 import numpy as np
@@ -288,3 +291,22 @@ def test_what_an_object_counts_is_no_other_reward_for_a_resume() -> None:
     before = of_object(find("python:seen"))
     seen.append(1)
     assert of_object(find("python:seen")) == before
+
+
+def test_a_package_brings_a_form_in_which_rewards_are_written(
+    installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Light:
+        name = "light"
+
+        def __call__(self, images, prompts, metadata):
+            return images.mean((1, 2, 3))
+
+    (tmp_path / "mine.py").write_text("which = 'light'\n")
+    with pytest.raises(UserError, match="is not a reward"):
+        load_reward(f"{tmp_path}/mine.py:which")
+    form = SimpleNamespace(words=lambda thing, name: Light if thing == name.replace("which", "light") else thing)
+    monkeypatch.setitem(sys.modules, "of_a_stranger", form)
+    installed("words", "of_a_stranger:words", "diffrl.reward_forms")
+    images = torch.rand(2, 3, 4, 4)
+    assert torch.equal(load_reward(f"{tmp_path}/mine.py:which")(images, ["a", "b"], [{}, {}]), images.mean((1, 2, 3)))

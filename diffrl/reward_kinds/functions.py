@@ -5,37 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import ABILITIES
-
-
-def as_tensor(scores: Any) -> Any:
-    """A list, tuple, array or iterator of numbers as a tensor, None as NaN; anything else as it is, for the checks."""
-    if isinstance(scores, Iterator):
-        scores = list(scores)
-    if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiu":  # widened: also a copy, in the native byte order
-        return torch.from_numpy(np.ma.filled(scores.astype(np.float64), np.nan))
-    if isinstance(scores, np.ndarray) and scores.dtype.kind in "bO":
-        scores = scores.tolist()
-    if not isinstance(scores, list | tuple):
-        return scores
-    try:
-        if any(isinstance(one, list | tuple) for one in scores):
-            return torch.stack([as_tensor(row) for row in scores])
-        if scores and all(isinstance(one, bool | np.bool_) for one in scores):
-            return torch.tensor(scores)
-        return torch.tensor([float("nan") if one is None else float(one) for one in scores], dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        return scores
-
 
 WORDS = ("images", "prompts", "metadata")  # what a reward may ask for by name
 ALSO = {"image": 0, "img": 0, "picture": 0, "pixel": 0, "prompt": 1, "text": 1, "caption": 1, "meta": 2}  # without "s"
@@ -67,7 +45,7 @@ class _Taken:
         found = call(*[values[word] for word in self.order], **by_name, **more)
         if not inspect.isawaitable(found):
             return found
-        from diffrl.rewards.coroutines import running_loop
+        from diffrl.reward_kinds.coroutines import running_loop
 
         async def whole() -> Any:
             return await found
