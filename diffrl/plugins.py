@@ -42,6 +42,7 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "check": "diffrl.checks",
     "tracker": "diffrl.trackers",
     "engine.base": "diffrl.bases",
+    "optimise.micro_batch": "diffrl.micro_batches",
     "model form": "diffrl.model_forms",
     "prompt set": "diffrl.prompts",
     "command": "diffrl.commands",

@@ -12,7 +12,6 @@ from diffrl.errors import say
 from diffrl.files import is_address
 from diffrl.pushing.hub import Pusher
 from diffrl.records import checkpoint
-from diffrl.run.build import Build
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Monitor, RunHook
 
@@ -54,7 +53,3 @@ class Push(RunHook):
         if self.pusher.sent != epoch:
             self.pusher.push(epoch)
             self.pusher.wait(max(end - time.monotonic(), 0.1))
-
-
-def add_push(build: Build) -> None:
-    build.add(Push(build.config, build.folder, build.monitor))

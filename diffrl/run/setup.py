@@ -21,7 +21,8 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.features import load_features
 from diffrl.objectives.objective import Objective
-from diffrl.plugins import installed, load_value
+from diffrl.plugins import installed
+from diffrl.plugins import load as load_plugin
 from diffrl.policy import Policy, load_policy
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
@@ -141,7 +142,7 @@ def load(checked: Checked, rewards: Rewards) -> Loaded:
     config, accelerator = checked.config, checked.accelerator
     policy = _load_policy(config, accelerator.device, whole=checked.sharding is None)
     if config.optimise.micro_batch == "auto":
-        measured = load_value("optimise.micro_batch", "auto", "diffrl.memory.fit:auto_micro_batch")
+        measured = load_plugin("optimise.micro_batch", "auto")
         config = measured(config, accelerator.device, accelerator, checked.sharding is not None)
     objective = build_objective(config, config.rollout, rewards.scorer.rewards, rewards.lower)
     objective.prepare(policy)  # before the snapshots, which begin as the trained LoRA does
@@ -258,10 +259,8 @@ def _rollouts(
 
 def _add(build: Build) -> None:
     """What packages add, by name, and what the config's methods add."""
-    for name, entry in installed("addition").items():
-        load_value("addition", name, entry.value)(build)
-    if build.config.checkpoint.push is not None:
-        load_value("checkpoint.push", build.config.checkpoint.push, "diffrl.pushing.hook:add_push")(build)
+    for name in installed("addition"):
+        load_plugin("addition", name)(build)
     for section in build.config.sections:
         section.build(build)
 
