@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -14,17 +14,14 @@ from torch import Tensor
 from diffrl.features import Features, group_distances
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
-from diffrl.rewards.protocol import ability
+from diffrl.rewards.reported import find_reported
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
-
-if TYPE_CHECKING:
-    from diffrl.rewards.figures import Breakdowns, Collected
 
 
 class Evaluated(NamedTuple):
     """scores (N, K), NaN where a reward does not apply; distances (P,) inside the images of each prompt, (0,) where it
-    has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.figures`),
+    has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.reported`),
     without those of which nothing could be said; pictures (S, 3, H, W) of the first prompts' first images, where they
     were asked for; parts (N,) by their names, `REWARD[PART]`, without those that no prompt states; NaN
     where a prompt does not.
@@ -94,8 +91,8 @@ class Evaluator:
         first, end = rank * len(prompts) // world, (rank + 1) * len(prompts) // world
         mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
         parts, pending, pictures = list[Tensor](), list[Any](), list[Tensor]()
-        figures, broken_down = self._reported(prompts)
-        stated = [] if broken_down is None else broken_down.names
+        reported = find_reported(scorer.rewards, prompts, policy.world, per_prompt)
+        stated = [name for one in reported for name in one.names]
         features_at = columns + 1 + len(stated)
         height, width = (side * policy.backbone.scale for side in policy.latent_shape[1:])
         kept = torch.zeros(min(keep, len(prompts)), 3, height, width)
@@ -106,12 +103,10 @@ class Evaluator:
                 self.check()
                 owners = [mine[int(i) // per_prompt] for i in index]
                 pending.append(scorer.submit(images, owners))
-                by_part = () if broken_down is None else (broken_down(images, owners),)
-                parts.append(torch.cat([saturation(images).cpu()[:, None], *by_part, self.features(images)], dim=1))
+                more = [one(images, owners) for one in reported]
+                parts.append(torch.cat([saturation(images).cpu()[:, None], *more, self.features(images)], dim=1))
                 if scorer.later:
                     pictures.append(images.cpu())
-                for one in figures:
-                    one.read(images, owners)
                 _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
                 advance(len(images))
         here = slice(first * per_prompt, end * per_prompt)
@@ -123,20 +118,11 @@ class Evaluator:
         values = _everyones(rows, here, total, accelerator)
         groups = torch.arange(total) // per_prompt
         distances = group_distances(values[:, features_at:], groups)
-        for one in figures:
-            known |= one.figures(together(one.sums(mine, first, len(prompts)), accelerator))
+        for one in reported:
+            known |= one.figures(mine, first, len(prompts), partial(together, accelerator=accelerator))
         kept = together(kept, accelerator) if len(kept) else kept
         parts_of = _stated(stated, values[:, columns + 1 : features_at])
         return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, parts_of)
-
-    def _reported(self, prompts: Sequence[Prompt]) -> tuple[list[Collected], Breakdowns | None]:
-        """What is reported beside the scores: figures of prompts' groups, and scores by parts."""
-        rewards, world = self.judges.rewards, self.policy.world
-        if world is None and not any(ability(one, "figures") or ability(one, "breakdown") for one in rewards.values()):
-            return [], None
-        from diffrl.rewards.figures import Breakdowns, find_figures
-
-        return find_figures(rewards, prompts, world) if self.per_prompt > 1 else [], Breakdowns(rewards)
 
     def _finished(
         self, scores: Tensor, pictures: list[Tensor], mine: Sequence[Prompt], here: slice, total: int

@@ -26,6 +26,7 @@ from diffrl.errors import UserError, in_one_line, nearest
 
 GROUPS = {  # the group of entry points of each kind; the kind is the word for one in messages
     "reward": "diffrl.rewards",
+    "reported": "diffrl.reported",
     "reward form": "diffrl.reward_forms",
     "reward kind": "diffrl.reward_kinds",
     "reward option": "diffrl.reward_options",

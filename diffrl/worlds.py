@@ -26,8 +26,8 @@ class World:
 
     name: of the model, and the beginning of its prompt sets and LoRAs. pipeline: its folder in diffusers' format.
     resolution: side of its images. loras: path by name (`NAME/...`). features: the feature space of diversity where a
-    config names none. figures: a `diffrl.rewards.reported.GroupFigures` that evaluations of its model report whatever
-    rewards there are. meanings: of each figure, for readers. divgen: its part of DivGenBench, with `DEFAULTS` and
+    config names none. figures: a `diffrl.reward_kinds.figures.GroupFigures` of evaluations of its model, whatever the
+    rewards are. meanings: of each figure, for readers. divgen: its part of DivGenBench, with `DEFAULTS` and
     `EXTRACTORS` (by kind, see `diffrl.divgen.extractors`) and `benchmark(total)`, the prompts. stand_ins: by reward.
     """
 

@@ -70,8 +70,8 @@ def differing(values: Sequence[str]) -> float:
 
 
 class GroupVariety:
-    """The variety of an evaluation's prompts as `diffrl.rewards.reported.GroupFigures`: "variety" (1: as varied as the
-    world, 0: collapse) and "unreadable", the share of free facts that could not be read.
+    """The variety of an evaluation's prompts as `diffrl.reward_kinds.figures.GroupFigures`: "variety" (1: as varied as
+    the world, 0: collapse) and "unreadable", the share of free facts that could not be read.
 
     The sums: of the shares, how many those are, readings that failed, readings.
     """

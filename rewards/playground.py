@@ -27,7 +27,7 @@ KINDS = (
 
 
 class ByKind:
-    """The share of facts that are right by their kind, as `diffrl.rewards.reported.Breakdown`."""
+    """The share of facts that are right by their kind, as `diffrl.reward_kinds.figures.Breakdown`."""
 
     names = (*KINDS, "word")
 

@@ -23,12 +23,11 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.reward_kinds.columns import Column
+from diffrl.reward_kinds.figures import Breakdowns, GroupFigures
 from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, Bench, example_images, most_images
 from diffrl.rewards.answers import applies
-from diffrl.rewards.figures import Breakdowns
 from diffrl.rewards.protocol import Reward, RewardError, ability, compared
 from diffrl.rewards.registry import load_reward
-from diffrl.rewards.reported import GroupFigures
 
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4

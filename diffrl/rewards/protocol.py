@@ -77,7 +77,7 @@ class Reward(Protocol):
       out.
     - `remote = True`: another machine does the work, beside sampling; several threads call it at once.
     - `learns = True`: it trains while the policy does, see `diffrl.reward_kinds.learning.Learning`.
-    - `figures`: a `GroupFigures` (`diffrl.rewards.reported`), what evaluations report of a prompt's images.
+    - `figures`: a `GroupFigures` (`diffrl.reward_kinds.figures`), what evaluations report of a prompt's images.
     - `breakdown`: a `Breakdown`, the score by parts, such as kinds of facts, which reports show before and after.
     - `rewrite(images, prompts, metadata) -> list[str]`: for each image a prompt that asks again for what it lacks; for
       `diffrl refine`.

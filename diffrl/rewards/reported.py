@@ -1,51 +1,42 @@
-"""What a reward may report of images beside their scores, as types: figures of a prompt's group, a score by parts."""
+"""What an evaluation reports beside scores, where a reward or the drawing model's world declares it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from diffrl.plugins import by_package, load
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from diffrl.rewards.protocol import Metadata
+    from diffrl.prompts import Prompt
 
 
-class GroupFigures(Protocol):
-    """What an evaluation reports of prompts' images as groups, such as the playground's variety: `eval/NAME`.
+class Reported:
+    """Looks at the images of one evaluation. A package publishes a subclass, of (judges, prompts, world, images of each
+    prompt), in the group `diffrl.reported` under the name of what rewards or a world declare.
 
-    Images are read one by one, the readings of a prompt's images give its part of some sums, and the sums over all
-    prompts give the figures. So no image is kept, and processes that share the prompts find the same numbers to the
-    bit. They are asked for where they apply to every prompt of an evaluation that draws several images of each.
-
-    size: how many sums there are.
+    names: of its M columns.
     """
 
-    size: int
+    names: Sequence[str] = ()
 
-    def applies(self, prompt: str, metadata: Metadata) -> bool: ...
+    def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """(B, M) on the CPU of a batch (B, 3, H, W) in [0, 1]; NaN where there is nothing to say of an image."""
+        return torch.empty(len(images), 0)
 
-    def read(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Sequence[Any]:
-        """What each of the images (B, 3, H, W) in [0, 1] shows, in any form."""
-        ...
-
-    def sums(self, prompt: str, readings: Sequence[Any]) -> Sequence[float]:
-        """One prompt's part of the sums, from the readings of its images."""
-        ...
-
-    def figures(self, sums: Sequence[float]) -> Mapping[str, float | None]:
-        """The figures by their names, from the sums over all prompts (float64); None: nothing can be said."""
-        ...
+    def figures(
+        self, prompts: Sequence[Prompt], first: int, total: int, together: Callable[[Tensor], Tensor]
+    ) -> Mapping[str, float]:
+        """Of all images, by name, when all of this process's `prompts` were seen, which stand from `first` on among
+        `total`. together: the sum of a tensor over processes; all come to it."""
+        return {}
 
 
-class Breakdown(Protocol):
-    """A score by parts, such as the kinds of facts that a prompt states: which of them training raised or lowered.
-
-    names: of the M parts, in the order of the columns.
-    """
-
-    names: Sequence[str]
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
-        """(B, M) of images (B, 3, H, W) in [0, 1], higher is better; NaN where the prompt says nothing of a part."""
-        ...
+def find_reported(judges: Mapping[str, Any], prompts: Sequence[Prompt], world: Any, per_prompt: int) -> list[Reported]:
+    """What the judges, by name, and the world, or None, have to report of an evaluation of these prompts."""
+    owners = [*judges.values(), world]
+    names = (name for name in sorted(by_package("reported")) if any(getattr(one, name, None) for one in owners))
+    return [load("reported", name)(judges, prompts, world, per_prompt) for name in names]

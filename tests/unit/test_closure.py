@@ -46,7 +46,6 @@ OUTSIDE = (
     "diffrl.report",
     "diffrl.reward_kinds",
     "diffrl.reward_tools",
-    "diffrl.rewards.figures",
     "diffrl.rewards.steps",
     "diffrl.run.past",
     "diffrl.serving",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from threading import Barrier, Thread
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from diffrl.config import load_config
 from diffrl.evaluation import Evaluated, Evaluator
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import RewardError
+from diffrl.rewards.reported import Reported
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.evaluation import evaluation_spec
@@ -240,3 +242,31 @@ def test_a_world_s_model_has_its_variety(monkeypatch: pytest.MonkeyPatch, judge:
     assert found.figures["unreadable"] == truth.unreadable
     assert found.figures["variety"] == pytest.approx(truth.value, rel=1e-7)
     assert found.figures == measured(Judge(), prompts).figures
+
+
+class Palest(Reported):
+    """What a stranger reports: how pale each image is, and the palest of all."""
+
+    names = ("paleness",)
+
+    def __init__(self, judges: Any, prompts: Any, world: Any, per_prompt: int) -> None:
+        self.most, self.per_prompt = torch.zeros(()), per_prompt
+
+    def __call__(self, images: Tensor, prompts: Any) -> Tensor:
+        self.most = torch.maximum(self.most, images.mean((1, 2, 3)).max())
+        return images.mean((1, 2, 3))[:, None]
+
+    def figures(self, prompts: Any, first: int, total: int, together: Any) -> dict[str, float]:
+        return {"palest": float(self.most)} if self.per_prompt > 1 else {}
+
+
+def test_a_package_reports_what_rewards_declare(installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "generate", drawn)
+    monkeypatch.setitem(sys.modules, "of_a_stranger", SimpleNamespace(Palest=Palest))
+    judge = Judge()
+    judge.pale = True  # type: ignore[attr-defined]
+    assert not measured(judge, PROMPTS).parts
+    installed("pale", "of_a_stranger:Palest", "diffrl.reported")
+    found = measured(judge, PROMPTS)
+    assert found.figures["palest"] == pytest.approx(0.23) and list(found.parts) == ["paleness"]
+    assert "palest" not in measured(Judge(), PROMPTS).figures
