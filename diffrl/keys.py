@@ -137,7 +137,4 @@ class Section(BaseModel):
         return value
 
     def check(self, config: Any) -> None:
-        """Raise Problem where this section, which is in use, cannot work with the rest of the config.
-
-        A section that lies below `Config` sees it as `Whole`.
-        """
+        """Raise Problem where this section, which is in use, cannot work with the rest of the config."""

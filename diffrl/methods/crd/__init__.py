@@ -11,7 +11,7 @@ from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardPro
 from diffrl.methods.shared.sections import FOLLOWS, Schedule, check_timesteps
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 STRENGTH = one_or_two("a number of at least 0, or [LOW, HIGH]", float, 0, LARGEST, rising=True)
 
@@ -38,5 +38,5 @@ class CRDSection(ForwardProcess):
     )
     old: Schedule = key(Decay(0, 0.25, 0.005, 0.999), f"the snapshot behind the implicit reward: {FOLLOWS}")
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         check_timesteps("crd", self, config.rollout)

@@ -11,7 +11,7 @@ from diffrl.config.base import NO_ROLLOUT, Method, PathText, Problem, Section, k
 from diffrl.errors import nearest
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 
 class D2AlignSection(Section):
@@ -46,11 +46,11 @@ class D2AlignSection(Section):
         2048, "images of the frozen model, drawn and embedded once, that the steps draw from", "images", ge=1
     )
 
-    def corrected(self, config: Whole) -> str:
+    def corrected(self, config: Config) -> str:
         """Name of the reward that is corrected."""
         return self.reward or next(iter(config.rewards))
 
-    def plain(self, config: Whole) -> dict[str, tuple[str, tuple[str, ...]]]:
+    def plain(self, config: Config) -> dict[str, tuple[str, tuple[str, ...]]]:
         return {self.corrected(config): ("d2align reads its embeddings", ("cache", "offload", "column"))}
 
     def correct(self, rewards: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class D2AlignSection(Section):
 
         build.add(LearnedDirection(build))
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         from diffrl.rewards.registry import declares
 
         if config.method.rewards == "unused":

@@ -10,7 +10,7 @@ from pydantic import FiniteFloat
 from diffrl.config.base import GIVEN, PAIR, Method, Problem, Sampling, Section, key
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 BRANCHES = 2  # rows of a level under Direct-Align: the initial noise of both is the rollout's
 
@@ -109,7 +109,7 @@ class DirectSection(Section):
     def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps * (BRANCHES if self.align else 1)
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         from diffrl.rewards.registry import declares
 
         steps, needs = config.rollout.steps, 'objective "direct" back-propagates through every image\'s reward alone'
@@ -141,7 +141,7 @@ class DirectSection(Section):
             text = "weighs a loss of at least 0: give direct.cap, the reward above which there is none"
             raise Problem(where, text)
 
-    def _check_path(self, config: Whole) -> None:
+    def _check_path(self, config: Config) -> None:
         if self.align is not None:
             raise Problem("direct.path", "trains on the sampler's states, direct.align on noised images: leave one out")
         if self.path == "all" and self.timesteps > 1:
@@ -157,7 +157,7 @@ class DirectSection(Section):
             text = '"reconstructed" is of noised images, and direct.path trains on none: use image'
             raise Problem("d2align.embed", text)
 
-    def _check_align(self, align: Align, config: Whole) -> None:
+    def _check_align(self, align: Align, config: Config) -> None:
         low, high = align.range
         if not 0 <= low < high < 1:
             raise Problem("direct.align.range", f"expected two noise levels, 0 <= low < high < 1, got {low}, {high}")
@@ -165,7 +165,7 @@ class DirectSection(Section):
             text = '"reconstructed" is from the schedule\'s levels, and direct.align trains at others: use image'
             raise Problem("d2align.embed", text)
 
-    def _check_pair(self, pair: Pair, config: Whole) -> None:
+    def _check_pair(self, pair: Pair, config: Config) -> None:
         from diffrl.rewards.registry import declares
 
         pair.check_forms()

@@ -10,7 +10,7 @@ from diffrl.config.base import Method, Problem, key
 from diffrl.methods.shared.sections import Drawn
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 
 class DPOSection(Drawn):
@@ -47,7 +47,7 @@ class DPOSection(Drawn):
         False, "where the reference fits the better image better than theta does, the worse one counts as good (SePPO)"
     )
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         super().check(config)
         if self.ring is not None and self.follow is None:
             text = "its states are taken every dpo.follow optimiser steps (SePPO: 30); give that, too"

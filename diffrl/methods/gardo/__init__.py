@@ -14,7 +14,7 @@ from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 from diffrl.errors import nearest
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 # KL at which GARDO's reference is renewed: the paper's for GRPO (7 times as much by the exact KL, whose mean over a
 # schedule of 10 steps is that much larger), and where the authors' NFT script starts for distances of velocities.
@@ -89,14 +89,14 @@ class GardoSection(Section):
 
             build.add(Gallery(build, build.objective.penalty))
 
-    def reset_kl(self, config: Whole) -> float | None:
+    def reset_kl(self, config: Config) -> float | None:
         """reset.kl, with "auto" in the units of the objective's KL."""
         if self.reset.kl != "auto":
             return self.reset.kl
         base: Any = config.objective_section
         return AUTO_RESET[getattr(base, "kl", "velocity")]
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         objective = config.method.name
         if config.image_set is not None:
             raise Problem("gardo", NO_ROLLOUT)
@@ -118,7 +118,7 @@ class GardoSection(Section):
         for name in self.auxiliary:
             self._check_auxiliary(name, config)
 
-    def _check_auxiliary(self, name: str, config: Whole) -> None:
+    def _check_auxiliary(self, name: str, config: Config) -> None:
         where = "gardo.auxiliary"
         if self.auxiliary.count(name) > 1:
             raise Problem(where, f'"{name}" is named twice')

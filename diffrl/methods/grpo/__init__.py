@@ -10,7 +10,7 @@ from diffrl.config.base import GIVEN, STOCHASTIC, Method, Problem, Sampling, Sec
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 Published = Literal["kl", "first", "skip_zero", "guidance"]
 
@@ -69,7 +69,7 @@ class GRPOSection(Section):
     def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps or rollout.stochastic_steps
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         rollout = config.rollout
         needs = 'but objective "grpo" needs log-probabilities'
         if not rollout.facts.stochastic:

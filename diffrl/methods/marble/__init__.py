@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from diffrl.config.base import Method, Problem, Section, Share, key
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 
 class MarbleSection(Section):
@@ -52,7 +52,7 @@ class MarbleSection(Section):
 
         return build_combiner(self, config)
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         if config.method.rewards == "unused":
             raise Problem("marble", f'balances rewards, and objective "{config.method.name}" learns from none')
         if len(config.rewards) < 2:

@@ -11,7 +11,7 @@ from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, ForwardProcess
 from diffrl.methods.shared.sections import FOLLOWS, SCHEDULES, Schedule, check_timesteps
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 
 class NFTSection(ForwardProcess):
@@ -23,5 +23,5 @@ class NFTSection(ForwardProcess):
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     old: Schedule = key(SCHEDULES["slow"], f"the snapshot that draws the images: {FOLLOWS}")
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         check_timesteps("nft", self, config.rollout)

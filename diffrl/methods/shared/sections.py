@@ -11,7 +11,7 @@ from diffrl.config.base import LARGEST, Problem, Sampling, Section, key
 from diffrl.config.methods import Decay, ForwardProcess, asked, noisiest
 
 if TYPE_CHECKING:
-    from diffrl.config.whole import Whole
+    from diffrl.config import Config
 
 # DiffusionNFT's decay_type 1 and 2; theta itself after every epoch.
 SCHEDULES = {"slow": Decay(), "late": Decay(75, 0.0, 0.0075, 0.999), "copy": Decay(slope=0.0)}
@@ -58,7 +58,7 @@ def check_timesteps(name: str, section: Any, rollout: Sampling) -> None:
 class Ranked(ForwardProcess):
     """What the objectives on the forward process share that rank or weigh a group by themselves."""
 
-    def check(self, config: Whole) -> None:
+    def check(self, config: Config) -> None:
         check_timesteps(config.method.name, self, config.rollout)
 
 
