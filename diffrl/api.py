@@ -88,8 +88,12 @@ def train(
         from diffrl.ranks.meeting import parted_at_exit
         from diffrl.run.train import train as run_training
 
+        if dry_run:
+            from diffrl.prepare.dry_run import try_out
+
     with parted_at_exit():
-        run_training(checked, resume=folder, dry_run=dry_run, override=override, peers=peers)
+        instead = try_out if dry_run else None
+        run_training(checked, resume=folder, override=override, peers=peers, instead=instead)
     return Run(checked.run_dir)
 
 

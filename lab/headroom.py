@@ -28,9 +28,9 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluator
+from diffrl.prepare.dry_run import without_caches
 from diffrl.prompts import Prompt
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.dry_run import without_caches
 from diffrl.run.run import Run
 from diffrl.seeds import noise as noise_of
 from diffrl.stats import known, rank_correlation, standard_error

@@ -34,12 +34,12 @@ from diffrl.objectives.objective import Objective
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
+from diffrl.prepare.dry_run import without_caches
 from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records import checkpoint, history
 from diffrl.records.tracking import read_metrics
 from diffrl.resources import file_of_run
 from diffrl.rollout import Rollout
-from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import RunHook
 from diffrl.run.run import Run

@@ -211,7 +211,11 @@ def train(arguments: argparse.Namespace, rest: list[str]) -> int:
             if not watched:  # a file has a mistake's one line alone
                 loading()
             from diffrl.run.train import train as run_training
-        run_training(config, resume, dry_run=arguments.dry_run, override=arguments.override, peers=peers)
+
+            if arguments.dry_run:
+                from diffrl.prepare.dry_run import try_out
+        instead = try_out if arguments.dry_run else None
+        run_training(config, resume, override=arguments.override, peers=peers, instead=instead)
 
     return resumable(lambda: None if config is None else config.run_dir, run)
 

@@ -24,14 +24,15 @@ __all__ = ["Run", "train"]
 def train(
     config: Config,
     resume: Path | None = None,
-    dry_run: bool = False,
     override: Sequence[str] = (),
     peers: Peers | None = None,
+    instead: Callable[[Config, RunFolder, bool, Sequence[str], Peers], None] | None = None,
 ) -> None:
     """Run or resume a training; see the module's documentation and `diffrl train --help`.
 
     `override`: keys in which a resumed run may differ from what its checkpoint was trained with. `peers`: the
-    other processes, once they have met (`diffrl.ranks.joined`).
+    other processes, once they have met (`diffrl.ranks.joined`). `instead`: what is done in the place of a training,
+    of the config, the folder, whether its run goes on, `override` and the peers (`diffrl.prepare.dry_run.try_out`).
 
     Raises:
         UserError: for what the config asks and cannot be had, before anything is written; for a folder that another
@@ -43,12 +44,7 @@ def train(
     peers = peers or Peers()
     peers.folder = folder
     with peers, Interrupts(at_once=True), peers.forward_signals():
-        if dry_run:
-            from diffrl.run.dry_run import try_out
-
-            try_out(config, folder, resume is not None, override, peers)
-        else:
-            _train(config, folder, resume is not None, override, peers)
+        (instead or _train)(config, folder, resume is not None, override, peers)
 
 
 def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:

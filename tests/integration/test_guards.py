@@ -9,6 +9,7 @@ import yaml
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.prepare.dry_run import try_out
 from diffrl.records.tracking import read_metrics
 from diffrl.run.train import train
 
@@ -55,7 +56,7 @@ def test_a_reward_that_applies_to_no_prompt_is_refused(config_file, tmp_path: Pa
 
 def test_a_dry_run_writes_nothing(config_file, capsys) -> None:
     config = load_config(config_file())
-    train(config, dry_run=True)
+    train(config, instead=try_out)
     assert not Path(config.run_dir).exists()
     assert "DiffusionNFT on" in capsys.readouterr().out
 

@@ -244,10 +244,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, calls, words, expected):
 
 
 def test_train_hands_over_the_config(calls):
+    from diffrl.prepare.dry_run import try_out
+
     assert main(["train", "ok.yaml", "seed=4", "--dry-run", "epochs=2"]) == 0
     ((_, (config, resume), options),) = calls
     assert (config.seed, config.epochs, config.run_dir) == (4, 2, "runs/ok")
-    assert resume is None and options.pop("peers") is not None and options == {"dry_run": True, "override": []}
+    assert resume is None and options.pop("peers") is not None and options == {"override": [], "instead": try_out}
 
 
 def test_resume_without_a_config_uses_the_run_s_own(calls):
@@ -255,7 +257,7 @@ def test_resume_without_a_config_uses_the_run_s_own(calls):
     assert main(["train", "ok.yaml", "--resume", "runs/one"]) == 0
     for (_, (config, resume), options), epochs in zip(calls, (99, 40), strict=True):
         assert (config.epochs, config.run_dir) == (epochs, "runs/one") and resume == Path("runs/one")
-        assert options.pop("peers") is not None and options == {"dry_run": False, "override": []}
+        assert options.pop("peers") is not None and options == {"override": [], "instead": None}
 
 
 def test_a_run_s_folder_may_be_moved(calls):

@@ -16,6 +16,7 @@ from diffrl.advantages import decoupled_advantages
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.prepare.dry_run import without_caches
 from diffrl.prompts import Prompt
 from diffrl.reward_tools.check import examine
 from diffrl.rewards.building import Entry, build_rewards
@@ -23,7 +24,6 @@ from diffrl.rewards.kinds import Asked
 from diffrl.rewards.protocol import RewardError, Wrapper, missing_of_instance
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.dry_run import without_caches
 
 pytestmark = pytest.mark.usefixtures("one_call")
 
