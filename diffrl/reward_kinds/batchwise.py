@@ -43,8 +43,8 @@ class Described(Asked):
 
     when, collective = "finished", True
 
-    def __init__(self, name: str, reward: Any) -> None:
-        super().__init__(name, reward)
+    def __init__(self, reward: Any) -> None:
+        super().__init__(reward)
         self.width = reward.width
 
     def ask(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> object:
@@ -56,7 +56,7 @@ class Described(Asked):
         rows = phase.each()
         with phase.guarded():
             texts = [prompt.text for prompt in phase.prompts]
-            scores, self.figure = gains(self.name, self.reward, rows, texts, phase.everyone)
+            scores, self.figure = gains(phase.name, self.reward, rows, texts, phase.everyone)
         return scores
 
 

@@ -8,48 +8,25 @@ entries with the same plugin and arguments share one reward, which a batch of im
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.kinds import Asked
-from diffrl.rewards.protocol import Metadata, Reward, Wrapper, ability
+from diffrl.rewards.protocol import Metadata, Reward, ability
 
 SINGLE = ("groupwise", "batchwise", "asks", "learns")  # abilities that go with one column alone
 
 
-class OfColumns(Asked):
-    """One of the columns that a call of their reward answers with."""
-
-    def __init__(self, name: str, reward: Any) -> None:
-        super().__init__(name, reward)
-        self.width = reward.width
-
-    @property
-    def source(self) -> object:
-        """The reward of all columns."""
-        return self.reward.reward
-
-    def ask(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> object:
-        """(B, C), to be checked."""
-        return self.reward.reward(images, prompts, metadata)
-
-    def scores(self, answers: Tensor) -> Tensor:
-        """(B,) of (B, C)."""
-        return answers[:, self.reward.index]
-
-
-class Column(Wrapper):
-    """The column `column` of `reward`, whose `columns` name those of its answers (B, C).
+class Column(Asked):
+    """The option `column: NAME`: that column of `reward`, whose `columns` name those of its answers (B, C).
 
     Raises `UserError` for a column that there is not, and for a reward that cannot have any.
     """
 
-    kind = OfColumns
     columns = None  # this is one
 
-    def __init__(self, reward: Reward, column: str) -> None:
+    def __init__(self, reward: Reward, column: str, entry: object = None) -> None:
         super().__init__(reward)
         names = list(ability(reward, "columns") or ())
         if not names:
@@ -60,11 +37,15 @@ class Column(Wrapper):
             raise UserError(f'column: the reward "{reward.name}" declares `{held[0]}`, which has no columns')
         self.index, self.width = names.index(column), len(names)
 
+    @property
+    def source(self) -> object:
+        """The reward of all columns."""
+        return self.reward
+
+    def scores(self, answers: Tensor) -> Tensor:
+        """(B,) of (B, C), NaN where the column does not apply."""
+        return answers[:, self.index]
+
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
         """(B,) of images (B, 3, H, W) in [0, 1]; NaN where the column does not apply."""
-        return self.reward(images, prompts, metadata)[:, self.index]
-
-
-def column(reward: Reward, asked: str, entry: object) -> Reward:
-    """The option `column: NAME`."""
-    return Column(reward, asked)
+        return self.scores(self.reward(images, prompts, metadata))

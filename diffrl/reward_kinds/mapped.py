@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from diffrl.errors import UserError
 from diffrl.rewards.kinds import Asked
-from diffrl.rewards.protocol import Metadata, Reward, Wrapper, ability
+from diffrl.rewards.protocol import Metadata, ability
 
 
 def known_means(values: Tensor, size: tuple[int, int]) -> Tensor:
@@ -21,18 +21,26 @@ def known_means(values: Tensor, size: tuple[int, int]) -> Tensor:
     return adaptive_avg_pool2d(values.nan_to_num(0.0), size) / known
 
 
-class Maps(Asked):
-    """A reward that is asked for its map, which is kept beside the score."""
+class Spatial(Asked):
+    """The option `spatial: true`: a scorer asks for maps and keeps them; called by itself, it says the reward's scores.
 
-    def __init__(self, name: str, reward: Any) -> None:
-        super().__init__(name, reward)
-        self.size = tuple(reward.reward.maps)
-        self.width = math.prod(self.size)
+    Raises `UserError` for a reward without maps.
+    """
+
+    def __init__(self, reward: Any, asked: object, entry: object) -> None:
+        super().__init__(reward)
+        if (size := ability(reward, "maps")) is None:
+            raise UserError("it declares no `maps`, (h, w) of its map; leave it out")
+        self.size, self.width = tuple(size), math.prod(size)
         self._kept: list[Tensor] = []
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
+        """(B,) of images (B, 3, H, W) in [0, 1]."""
+        return self.reward(images, prompts, metadata)
 
     def ask(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> object:
         """Maps as rows (B, h w), to be checked; what is no map stays as it is."""
-        cells = self.reward.reward.map(images, prompts, metadata)
+        cells = self.reward.map(images, prompts, metadata)
         known = isinstance(cells, Tensor) and tuple(cells.shape[1:]) == self.size
         return cells.flatten(1) if known else cells
 
@@ -45,20 +53,3 @@ class Maps(Asked):
         """Maps (N, h, w), in the order of the batches."""
         kept, self._kept = self._kept, []
         return torch.cat(kept) if kept else None
-
-
-class Spatial(Wrapper):
-    """A reward with a map, of which a scorer keeps the maps; called by itself, it says its scores."""
-
-    kind = Maps
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
-        """The reward's own scores (B,)."""
-        return self.reward(images, prompts, metadata)
-
-
-def spatial(reward: Reward, asked: object, entry: object) -> Reward:
-    """The option `spatial: true`."""
-    if ability(reward, "maps") is None:
-        raise UserError("it declares no `maps`, (h, w) of its map; leave it out")
-    return Spatial(reward)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 Everyone = Callable[[Tensor], tuple[Tensor, int]] | None
 
 
-@dataclass(frozen=True)
-class Phase:
-    """The N images of a phase on this process, and how one of its rewards is asked of them.
+class Phase(NamedTuple):
+    """The N images of a phase on this process, and how the reward `name` of a scorer is asked of them.
 
     images (N, 3, H, W); groups (N,) int64, None where there are none. each: answers (N,) or (N, W) in batches of the
     reward's size, NaN where it does not apply. calls: the answers to parts of the images, given by their numbers, one
     call a part. guarded: around other code of the reward's author.
     """
 
+    name: str
     images: Tensor
     prompts: Sequence[Prompt]
     groups: Tensor | None
@@ -40,11 +39,11 @@ class Phase:
     guarded: Callable[[], AbstractContextManager[None]]
 
 
-class Asked:
-    """A reward of a scorer, of the plain kind: a call says the score of each of its images, batch by batch.
+class Asked(Wrapper):
+    """A reward as a scorer asks it, of the plain kind: a call says the score of each of its images, batch by batch.
 
     Another kind is a subclass that a package publishes in the group `diffrl.reward_kinds` under the name of an ability:
-    rewards that declare it are of that kind, the first by name. A wrapper may bring its own (`Wrapper.kind`).
+    rewards that declare it are of that kind, the first by name. An option may put one around a reward, too.
 
     when: "drawn": the reward is asked of each batch; "finished": `finish` is, of all images of a phase; "never": its
     scores are NaN. width: W; None: an answer is a score. whole: a call compares its images, and is not divided.
@@ -59,8 +58,9 @@ class Asked:
     width: int | None = None
     figure: float | None = None
 
-    def __init__(self, name: str, reward: Any) -> None:
-        self.name, self.reward = name, reward
+    def __init__(self, reward: Any) -> None:
+        self.reward: Any = reward
+        self.name = getattr(reward, "name", "?")
 
     @staticmethod
     def judges(reward: Any) -> Mapping[str, Reward]:
@@ -95,8 +95,6 @@ class Asked:
 
 
 def kind_of(reward: object) -> type[Asked]:
-    """The kind of a reward; `UserError` where two packages have one of that name."""
-    if isinstance(reward, Wrapper) and reward.kind is not None:
-        return reward.kind
+    """The kind that a reward declares; `UserError` where two packages have one of that name."""
     able = (name for name in sorted(by_package("reward kind")) if getattr(reward, name, None))
-    return next((cast("type[Asked]", load("reward kind", name)) for name in able), Asked)
+    return next((load("reward kind", name) for name in able), Asked)

@@ -16,7 +16,6 @@ from diffrl.errors import in_one_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from diffrl.rewards.kinds import Asked
 
 Metadata = Mapping[str, Any]
 
@@ -263,7 +262,6 @@ class Wrapper:
     """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
 
     moves = False  # its weights come and go, see `find_offloaded`
-    kind: type[Asked] | None = None  # how a scorer asks it; None: as it declares
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.name = reward, reward.name

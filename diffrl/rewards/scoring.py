@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked, judged, subject
-from diffrl.rewards.kinds import Everyone, Phase, kind_of
+from diffrl.rewards.kinds import Asked, Everyone, Phase, kind_of
 from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability, find_offloaded
 from diffrl.rewards.timeouts import TooLong, call
 
@@ -64,7 +64,7 @@ class Scorer:
 
         self.rewards = dict(rewards)
         self.names = list(self.rewards)
-        self.asked = {name: kind_of(reward)(name, reward) for name, reward in rewards.items()}
+        self.asked = {n: one if isinstance(one, Asked) else kind_of(one)(one) for n, one in rewards.items()}
         self.retries = dict(retries) if isinstance(retries, Mapping) else dict.fromkeys(self.names, retries)
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
@@ -209,7 +209,7 @@ class Scorer:
         for name in names:
             if (asked := self.asked[name]).when == "finished":
                 each, calls = partial(self._fill, name, images, prompts), partial(self._calls, name, images, prompts)
-                phase = Phase(images, prompts, groups, everyone, each, calls, partial(self._guarded, name))
+                phase = Phase(name, images, prompts, groups, everyone, each, calls, partial(self._guarded, name))
                 scores[:, self.names.index(name)] = asked.finish(phase)
         return scores
 
