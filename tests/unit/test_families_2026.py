@@ -180,7 +180,7 @@ def test_a_family_of_ones_own(subject: Callable[[str], Subject], tmp_path: Path)
         (f"{path}:Odd", "is not a model family: it has no load, encode, forward"),
         (f"{path}:Mein", 'no "Mein" in .* .nearest: "Mine".'),
         ("nowhere.py:Mine", 'no family file "nowhere.py"'),
-        ("mine", 'unknown family "mine" .*path/to/file.py:NAME'),
+        ("mine", 'unknown family "mine".*path/to/file.py:NAME'),
     ):
         with pytest.raises(UserError, match=message):
             find_family("ZImagePipeline", name)

@@ -270,7 +270,8 @@ def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -
         load_policy(str(tmp_path))
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline"}))
     with pytest.raises(
-        UserError, match=r"a WanPipeline is of no known family .* supported are StableDiffusion3Pipeline"
+        UserError,
+        match=r"a WanPipeline is of no known family .* supported are ChromaPipeline, Flux2",
     ):
         load_policy(str(tmp_path))
     (tmp_path / "model_index.json").write_text("{")

@@ -10,8 +10,7 @@ import pytest
 
 from diffrl.config import dump, load_config
 from diffrl.config.presets import MODELS
-from diffrl.plugins import load_value
-from diffrl.policy.registry import SHIPPED
+from diffrl.policy.registry import families, find_family
 from diffrl.resources import shipped, shipped_configs
 from experiments.figures import recipe_table
 
@@ -165,7 +164,7 @@ def test_recipes_have_the_released_values(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_models_preset_has_the_steps_that_its_family_knows() -> None:
-    known = {one.name: one.steps for place in SHIPPED.values() for one in load_value("family", place, place).known}
+    known = {one.name: one.steps for pipeline in families() for one in find_family(pipeline).known}
     assert {name: steps for name, (_, steps) in MODELS.items() if name in known and known[name] != steps} == {}
     assert MODELS.keys() - known.keys() == {"krea/Krea-2"}  # the family has no hub id of it
 
