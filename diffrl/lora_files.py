@@ -27,7 +27,7 @@ class LoraReader(Protocol):
         """The file; of one on the hub the repository, and the file where one is named. Nothing is fetched."""
 
     def file(self, name: str) -> Path:
-        """The file, fetched where it is not here."""
+        """The file, fetched where it is not here; beside peft's there is its adapter_config.json then."""
 
     def merge(self, backbone: Any, loras: Sequence[tuple[str, float]]) -> Callable[[Any, bool], None]:
         """Add LoRAs to the weights of a model, each with its weight. What it returns is `without` of a `Policy`."""

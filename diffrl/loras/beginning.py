@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from diffrl.loras.reading import add_texts, dress, read_lora, undressed
+from diffrl.loras.encoders import add_texts, dress, undressed
+from diffrl.loras.reading import read_lora
 from diffrl.policy.backbone import Backbone
 from diffrl.policy.base import Policy
 from diffrl.policy.lora import TRAINED, LoraSpec

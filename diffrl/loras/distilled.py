@@ -7,8 +7,7 @@ merged into the weights once, by diffusers, and costs nothing afterwards; the tr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,13 +16,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.loras.reading import FILE, Lora, dress, quietly, read_lora
+from diffrl.loras.reading import FILE, Lora, quietly, read_lora
 from diffrl.policy.lora import BASE, Adapters
-
-
-def merge_loras(backbone: Any, loras: Sequence[tuple[str, float]]) -> Callable[[Adapters, bool], None]:
-    """Merge each LoRA with its weight, in turn; `hold_base` for them. UserError as of `merge_lora`."""
-    return partial(hold_base, [(merge_lora(backbone, name, weight), weight) for name, weight in loras])
 
 
 def merge_lora(backbone: Any, name: str, weight: float = 1.0) -> Lora:
@@ -39,7 +33,10 @@ def merge_lora(backbone: Any, name: str, weight: float = 1.0) -> Lora:
         config["target_modules"] = list(read.spec.targets or ())
         with quietly():
             network.load_lora_adapter(dict(read.state), prefix=None, metadata=config, adapter_name=FILE)
-            dress(backbone, read.texts, name)
+            if read.texts.state:
+                from diffrl.loras.encoders import dress
+
+                dress(backbone, read.texts, name)
             parts = [part for part, module in pipe.components.items() if getattr(module, "peft_config", None)]
             pipe.fuse_lora(components=parts, lora_scale=weight, safe_fusing=True)  # which refuses what is not finite
             pipe.unload_lora_weights()

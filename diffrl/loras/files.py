@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.hub import hub_file, not_name, pinned
 from diffrl.hub_access import hub_failure
 from diffrl.plugins import here
 from diffrl.worlds import world_of, worlds
-
-if TYPE_CHECKING:
-    from diffrl.policy import LoraSpec, Policy
-    from diffrl.policy.backbone import Backbone
-    from diffrl.policy.lora import Adapters
 
 PART = re.compile(r".*-\d+-of-0*(?!1\.)[1-9]\d*\.safetensors")  # one of several files of weights
 NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
@@ -29,13 +25,6 @@ class LoraFiles:
     """
 
     def find(self, name: str) -> Path | tuple[str, str | None]:
-        """The file of a LoRA; of one on the hub the repository, with its revision, and the file, where one is named.
-
-        Nothing is fetched.
-
-        Raises:
-            UserError: there is none.
-        """
         if not name:
             raise UserError("the name of the LoRA is empty")
         loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
@@ -58,11 +47,6 @@ class LoraFiles:
         raise UserError(f'no LoRA "{name}"; give a file, a folder, a run, or OWNER/NAME[@REVISION][:FILE]{hint}')
 
     def file(self, name: str) -> Path:
-        """The file, fetched where it is on the hub; beside peft's there is its adapter_config.json then.
-
-        Raises:
-            UserError: there is none, or the hub does not give it.
-        """
         found = self.find(name)
         if isinstance(found, Path):
             return found
@@ -83,17 +67,17 @@ class LoraFiles:
                 hub_file(repository, "adapter_config.json", missing)
         return hub_file(repository, file, missing)
 
-    def merge(self, backbone: Backbone, loras: Sequence[tuple[str, float]]) -> Callable[[Adapters, bool], None]:
-        from diffrl.loras.distilled import merge_loras
+    def merge(self, backbone: Any, loras: Sequence[tuple[str, float]]) -> Callable[[Any, bool], None]:
+        from diffrl.loras.distilled import hold_base, merge_lora
 
-        return merge_loras(backbone, loras)
+        return partial(hold_base, [(merge_lora(backbone, name, weight), weight) for name, weight in loras])
 
-    def begin(self, name: str, backbone: Backbone, lora: LoraSpec | None, **kind: Any) -> Policy:
+    def begin(self, name: str, backbone: Any, lora: Any, **kind: Any) -> Any:
         from diffrl.loras.beginning import policy_from
 
         return policy_from(name, backbone, lora, **kind)
 
-    def load(self, name: str, policy: Policy, snapshot: str) -> None:
+    def load(self, name: str, policy: Any, snapshot: str) -> None:
         from diffrl.loras.beginning import load
 
         load(name, policy, snapshot)

@@ -1,6 +1,6 @@
-"""What kohya's files have beside the names of layers: an alpha for each, and text encoders named `lora_te1_...`.
+"""What files have beside a network's own names: kohya's alphas and text encoders, and names that diffusers converts.
 
-diffusers keeps those alphas for its loader, which matches them by parts of names: where they differ (a LoCon's
+diffusers keeps alphas for its loader, which matches them by parts of names: where they differ (a LoCon's
 convolutions, text encoders), layers get another one's. So each is put into its B first: B A alpha / rank is the same.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffrl.errors import UserError
 from diffrl.loras.names import split
 from diffrl.loras.places import magnitudes
 
@@ -41,3 +44,27 @@ def folded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 kind, value = "lora_magnitude_vector", magnitudes(key, value)
             state[f"{encoder}.text_model.encoder.layers.{found[3]}.{found[4]}.{found[5]}.{kind}.weight"] = value
     return state
+
+
+def converted(tensors: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
+    """What the pipeline's own converter makes of them.
+
+    Each matrix is sent through as a number of its own first: the converter drops what it does not know.
+
+    Raises:
+        UserError: a matrix is nowhere in what it gives.
+    """
+    words: dict[str, Any] = {"unet_config": backbone.network.config} if backbone.denoiser == "unet" else {}
+    if "return_alphas" in type(backbone.pipe).lora_state_dict.__code__.co_varnames:
+        words["return_alphas"] = True
+    convert = partial(type(backbone.pipe).lora_state_dict, return_lora_metadata=True, **words)
+    numbers = {key: float(number) for number, key in enumerate(tensors, 1) if split(key)[1] != "alpha"}
+    marked = {key: torch.full(value.shape, numbers[key]) for key, value in tensors.items() if key in numbers}
+    seen = set[float]()
+    for value in convert({key: marked.get(key, value.clone()) for key, value in tensors.items()})[0].values():
+        if isinstance(value, Tensor) and value.ndim > 1:
+            seen |= {*value.flatten(1)[:, 0].tolist(), *value.flatten(1)[0].tolist()}
+    if lost := [key for key, number in numbers.items() if number not in seen]:
+        text = f"{len(lost)} of its {len(tensors)} tensors have no place in {type(backbone.network).__name__}"
+        raise UserError(f"{text}, beginning with {lost[0]}: is it of another model?")
+    return dict(convert(tensors)[0])

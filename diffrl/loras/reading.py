@@ -9,7 +9,6 @@ weights, and read off its layers. A tensor of the file that ends nowhere is an e
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import logging
@@ -18,37 +17,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import diffusers
 import torch
-import transformers
 from accelerate import init_empty_weights
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from diffusers.utils import logging as diffusers_logging
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
-from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.files import damage_of
-from diffrl.hub import pinned
 from diffrl.lora_files import lora_file
 from diffrl.loras.names import split
 from diffrl.loras.places import check_magnitudes, check_numbers, check_places, check_start, magnitudes
-from diffrl.policy import find_family, find_model
 from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
-from diffrl.policy.text_cache import quiet
 
 log = logging.getLogger("diffrl")
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # of which torch compares and adds nothing
 FILE = "file"  # the adapter's name while it is read
 TEXT = re.compile(r"text_encoder(_\d)?\.")
-UP = re.compile(r"\.up\.weight$|lora_B\.weight$|lora_up\.weight$")
 OTHERS = {  # forms that are no low-rank sum, by what their names have
     ".lokr_": "LoKr",
     ".hada_": "LoHa",
@@ -121,7 +111,7 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
             network.load_lora_adapter(  # type: ignore[operator]
                 own, prefix=backbone.denoiser, metadata=told or None, adapter_name=FILE, low_cpu_mem_usage=False,
             )  # fmt: skip
-            read = _read_off(network)
+            read = read_off(network)
             check_magnitudes(read.state, own, prefix)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
@@ -132,24 +122,6 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
     if not any(value.any() for key, value in read.state.items() if "lora_B" in key) and not read.spec.dora:
         log.warning("%s: it changes nothing: B is 0 in all of its layers", path)
     return dataclasses.replace(read, texts=Texts(texts, metadata))
-
-
-def outline(model: str) -> Any:
-    """What `read_lora` and `read_texts` need of a model's backbone, without its weights."""
-    source, index = find_model(model)
-    family = find_family(str(index.get("_class_name")))
-    pipeline, kind = getattr(diffusers, index["_class_name"]), getattr(diffusers, index[family.denoiser][1])
-    where, at = pinned(source)
-    with init_empty_weights():
-        network = kind.from_config(kind.load_config(where, subfolder=family.denoiser, **at))
-
-    def encoder(name: str) -> nn.Module:
-        made = getattr(transformers, index[name][1])
-        with init_empty_weights():
-            return emptied(made(made.config_class.from_pretrained(where, subfolder=name, **at)))
-
-    pipe = pipeline.__new__(pipeline)
-    return SimpleNamespace(denoiser=family.denoiser, network=network, pipe=pipe, index=index, encoder=encoder)
 
 
 def hollow(network: nn.Module) -> nn.Module:
@@ -195,10 +167,10 @@ def _in_diffusers_form(tensors: dict[str, Tensor], backbone: Any, network: nn.Mo
     prefix = f"{backbone.denoiser}."
     if (direct := _by_names(tensors, prefix, network)) is not None:
         return direct
+    from diffrl.loras.kohya import converted
+
     texts = {key: value for key, value in tensors.items() if TEXT.match(key)}
-    rest = {key: value for key, value in tensors.items() if key not in texts}
-    _check_converted(rest, backbone)
-    return {**_converted(rest, backbone), **texts}
+    return converted({key: value for key, value in tensors.items() if key not in texts}, backbone) | texts
 
 
 def _by_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module) -> dict[str, Tensor] | None:
@@ -236,37 +208,7 @@ def _by_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module) ->
     return state
 
 
-def _converted(tensors: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
-    """What the pipeline's own converter makes of them."""
-    words = {"unet_config": backbone.network.config} if backbone.denoiser == "unet" else {}
-    if "return_alphas" in type(backbone.pipe).lora_state_dict.__code__.co_varnames:
-        words["return_alphas"] = True
-    found = type(backbone.pipe).lora_state_dict(tensors, return_lora_metadata=True, **words)
-    return dict(found[0])
-
-
-def _check_converted(tensors: Mapping[str, Tensor], backbone: Any) -> None:
-    """UserError if a matrix of the file is nowhere in what the converter gives, which drops what it does not know.
-
-    Each tensor is sent through as a number of its own, with the alphas, which scale nothing.
-    """
-    numbers = {key: number for number, key in enumerate(tensors, 1)}
-    marked: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        alpha = split(key)[1] == "alpha"
-        marked[key] = value if alpha else torch.tensor(float(numbers[key])).expand(value.shape)
-    found: set[float] = set()
-    for value in _converted({key: value.clone() for key, value in marked.items()}, backbone).values():
-        if isinstance(value, Tensor) and value.ndim > 1:
-            found |= {*value.flatten(1)[:, 0].tolist(), *value.flatten(1)[0].tolist()}
-    lost = [key for key, value in tensors.items() if split(key)[1] != "alpha" and numbers[key] not in found]
-    if lost:
-        kind = type(backbone.network).__name__
-        text = f"{len(lost)} of its {len(tensors)} tensors have no place in {kind}, beginning with {lost[0]}"
-        raise UserError(f"{text}: is it of another model?")
-
-
-def _read_off(network: nn.Module) -> Lora:
+def read_off(network: nn.Module) -> Lora:
     """What the layers of a network have in the adapter that was loaded."""
     layers: dict[str, Any] = {name: part for name, part in network.named_modules() if isinstance(part, LoraLayer)}
     scales = {name: float(layer.scaling[FILE]) for name, layer in layers.items()}
@@ -301,74 +243,3 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         diffusers_logging.set_verbosity(level)
-
-
-# ---- text encoders
-
-
-def dress(backbone: Any, texts: Texts, source: str | Path) -> bool:
-    """Load the part for text encoders into those of the pipeline, where it can; else say that it is left out."""
-    if not texts.state:
-        return False
-    pipe = backbone.pipe
-    loader: Any = getattr(pipe, "load_lora_into_text_encoder", None)
-    names = sorted({key.partition(".")[0] for key in texts.state})
-    able = [name for name in names if loader is not None and getattr(pipe, name, None) is not None]
-    for name in names:
-        if name not in able:
-            log.warning("%s: its LoRA of the %s is left out: a %s takes none", source, name, type(pipe).__name__)
-    for name in able:
-        metadata = texts.metadata and {k: v for k, v in texts.metadata.items() if k.startswith(f"{name}.")}
-        encoder: Any = getattr(pipe, name)
-        given: dict[str, Any] = {"network_alphas": None, "metadata": metadata or None}
-        with quietly(), quiet():
-            loader(copy.copy(texts.state), text_encoder=encoder, prefix=name, adapter_name=FILE, **given)
-        layers: list[Any] = [part for part in encoder.modules() if isinstance(part, LoraLayer)]
-        wanted = [value for key, value in texts.state.items() if key.startswith(f"{name}.") and UP.search(key)]
-        # Libraries that take a layer's name for another make it all the same, and leave its B at 0.
-        read = sum(bool(layer.lora_B[FILE].weight.any()) for layer in layers)
-        if len(layers) != len(wanted) or read != sum(bool(value.any()) for value in wanted):
-            raise UserError(f"{source}: of its {len(wanted)} layers of the {name}, diffusers reads {read}")
-    return bool(able)
-
-
-def read_texts(texts: Texts, source: str | Path, model: str) -> dict[str, Lora]:
-    """The part for text encoders, by the name of the encoder; what no encoder of the model takes is said."""
-    backbone = outline(model)
-    for name in sorted({key.partition(".")[0] for key in texts.state}):
-        if hasattr(backbone.pipe, "load_lora_into_text_encoder") and backbone.index.get(name, [None])[0] is not None:
-            setattr(backbone.pipe, name, backbone.encoder(name))
-    dress(backbone, texts, source)
-    worn = {name: part for name, part in vars(backbone.pipe).items() if isinstance(part, nn.Module)}
-    return {
-        name: _read_off(part) for name, part in worn.items() if any(isinstance(m, LoraLayer) for m in part.modules())
-    }
-
-
-@contextmanager
-def undressed(encoders: list[nn.Module]) -> Iterator[None]:
-    """The encoders without their LoRA."""
-    layers = [part for encoder in encoders for part in encoder.modules() if isinstance(part, LoraLayer)]
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False
-
-
-def add_texts(file: Path, backbone: Any) -> None:
-    """Write the LoRAs that the text encoders wear into a LoRA's file, in diffusers' form."""
-    with safe_open(file, framework="pt") as opened:
-        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-        kept = dict(opened.metadata() or {})
-    metadata = json.loads(kept.get(LORA_ADAPTER_METADATA_KEY, "{}"))
-    for name, part in backbone.pipe.components.items():
-        config = getattr(part, "peft_config", {}).get(FILE) if TEXT.match(f"{name}.") else None
-        if config is not None:
-            state = get_peft_model_state_dict(part, adapter_name=FILE)
-            tensors |= {f"{name}.{key}": value.contiguous() for key, value in state.items()}
-            fields = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
-            metadata |= {f"{name}.{key}": value for key, value in fields.items()}
-    save_file(tensors, file, kept | {LORA_ADAPTER_METADATA_KEY: json.dumps(metadata, indent=2, sort_keys=True)})

@@ -13,7 +13,8 @@ from torch import Tensor
 from diffrl.config.loras import spec_of
 from diffrl.errors import UserError, nearest
 from diffrl.lora_files import find_lora, weighted
-from diffrl.loras.reading import outline, read_lora, read_texts
+from diffrl.loras.encoders import outline, read_texts
+from diffrl.loras.reading import read_lora
 from diffrl.policy import LoraSpec, find_model
 from diffrl.records import checkpoint
 from diffrl.records.disk import replacing

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.lora_files import find_lora
-from diffrl.loras.reading import Texts, dress, outline, read_lora
+from diffrl.loras.encoders import dress, outline
+from diffrl.loras.reading import Texts, read_lora
 from diffrl.policy import Policy, load_policy
 from diffrl.sharing.export import export_comfyui, export_merged
 
