@@ -44,17 +44,14 @@ class HubSource:
         return cache_folder() / "prompts" / f"{self.name.replace('/', '--')}-{self.split}-{key}.jsonl"
 
 
-class HubPrompts:
-    """The prompts `hub:...`, by an entry point of `diffrl.prompts`."""
-
-    def split(self, source: str) -> str:
-        return parse(source).split
-
-    def prompts(self, source: str) -> Sequence[Prompt]:
-        return load_prompts(str(cached_file(source)))
+def split(source: str) -> str:
+    """Which split of the data set a source names."""
+    return parse(source).split
 
 
-HUB = HubPrompts()
+def prompts(source: str) -> Sequence[Prompt]:
+    """Its prompts, read on first use."""
+    return load_prompts(str(cached_file(source)))
 
 
 def parse(source: str) -> HubSource:
