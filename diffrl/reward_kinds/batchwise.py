@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked
-from diffrl.rewards.kinds import Asked, Everyone, Phase
+from diffrl.rewards.kinds import Asked, Phase
 from diffrl.rewards.protocol import Metadata, Reward, RewardError
 
 
@@ -52,33 +52,27 @@ class Described(Asked):
         return self.reward.describe(images, prompts, metadata)
 
     def finish(self, phase: Phase) -> Tensor:
-        """(N,) among the images of all processes."""
-        rows = phase.each()
+        """(N,) among the images of all processes, NaN where it does not apply; `figure` is the batch's.
+
+        Raises `RewardError` for what `gains` raises and for scores that are none.
+        """
+        rows, name = phase.each(), phase.name
+        scores, self.figure = torch.full((len(rows),), torch.nan), float("nan")
         with phase.guarded():
-            texts = [prompt.text for prompt in phase.prompts]
-            scores, self.figure = gains(phase.name, self.reward, rows, texts, phase.everyone)
+            whole, first = (rows, 0) if phase.everyone is None else phase.everyone(rows)
+            known = ~whole.isnan().any(1)
+            mine = known[first : first + len(rows)]
+            if not known.any():
+                return scores
+            place = known.cumsum(0) - 1  # among those that the reward judges
+            try:
+                found, figure = self.reward.gains(whole[known], place[first : first + len(rows)][mine])
+            except RewardError:
+                raise
+            except Exception as error:
+                text = f'reward "{name}" failed on {int(known.sum())} images with {in_one_line(error)}'
+                raise RewardError(text) from error
+            if mine.any():
+                scores[mine] = checked(found, name, [phase.prompts[i].text for i in mine.nonzero().flatten().tolist()])
+        self.figure = float(figure)
         return scores
-
-
-def gains(
-    name: str, reward: Batchwise, rows: Tensor, texts: Sequence[str], everyone: Everyone = None
-) -> tuple[Tensor, float]:
-    """Scores (n,) of this process's images, which `rows` (n, W) describe, NaN where it does not apply; the batch's
-    figure. Raises `RewardError` for what `gains` raises and for scores that are none."""
-    whole, first = (rows, 0) if everyone is None else everyone(rows)
-    known = ~whole.isnan().any(1)
-    mine = known[first : first + len(rows)]
-    wanted = torch.arange(first, first + len(rows))[mine]
-    place = known.cumsum(0) - 1  # among those that the reward judges
-    scores = torch.full((len(rows),), torch.nan)
-    if not known.any():
-        return scores, float("nan")
-    try:
-        found, figure = reward.gains(whole[known], place[wanted])
-    except RewardError:
-        raise
-    except Exception as error:
-        raise RewardError(f'reward "{name}" failed on {int(known.sum())} images with {in_one_line(error)}') from error
-    if len(wanted):
-        scores[mine] = checked(found, name, [texts[i] for i in mine.nonzero().flatten().tolist()])
-    return scores, float(figure)

@@ -42,12 +42,10 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     parameter, a class that does not fit the protocol (saying what is missing), and a constructor that fails.
     """
     reward_class = load_class(name_or_path)
-    if local.is_local(name_or_path) and not inspect.isclass(thing := local.find(name_or_path)):
+    if not inspect.isclass(thing := found(name_or_path)):
         if params:
             raise UserError(f'reward "{name_or_path}" is built already; it takes no parameter "{next(iter(params))}"')
-        if missing := missing_of_instance(thing):
-            raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
-        return cast(Reward, thing)
+        return _whole(name_or_path, thing)
     if (inner := split_name(name_or_path)[1]) is not None:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
@@ -63,17 +61,21 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
         failure = hub_failure()
     warn = partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)
     try:
-        with LOADING, recorded() as found, unchanged(warn):
+        with LOADING, recorded() as commits, unchanged(warn):
             reward = reward_class(**{key: here(value) for key, value in params.items()})
         with contextlib.suppress(AttributeError, TypeError):  # of one with slots
-            reward.commits = found
+            reward.commits = commits
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         why = in_one_line(error, place=True) + (f"; {failure}" if failure else "")
         raise UserError(f'reward "{name_or_path}" could not be built: {why}') from error
+    return _whole(name_or_path, reward)
+
+
+def _whole(name: str, reward: object) -> Reward:
     if missing := missing_of_instance(reward):
-        raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
+        raise UserError(f'"{name}" is not a reward: {"; ".join(missing)}')
     return cast(Reward, reward)
 
 
@@ -150,9 +152,8 @@ def check_wrapped(name_or_path: str, params: Mapping[str, Any]) -> None:
 
 def takes(name_or_path: str, parameter: str) -> bool:
     """Whether the reward's constructor has this parameter by name; see `load_reward` for the errors."""
-    if local.is_local(name_or_path) and not inspect.isclass(local.find(name_or_path)):
-        return False
-    return parameter in inspect.signature(load_class(name_or_path)).parameters
+    thing = found(name_or_path)
+    return inspect.isclass(thing) and parameter in inspect.signature(thing).parameters
 
 
 def load_class(name_or_path: str) -> type:

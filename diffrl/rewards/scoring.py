@@ -117,6 +117,11 @@ class Scorer:
         return [name for name, asked in self.asked.items() if asked.observes]
 
     @property
+    def writing(self) -> list[str]:
+        """Names of the rewards that have written into the images that they were given."""
+        return [name for name, writes in self._writes.items() if writes]
+
+    @property
     def figures(self) -> dict[str, float]:
         """What the rewards say of the last phase as a whole, by their names."""
         return {name: asked.figure for name, asked in self.asked.items() if asked.figure is not None}
