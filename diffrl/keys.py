@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import (
@@ -97,6 +98,19 @@ class Problem(UserError):
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key}: {text}")
         self.key = key
+
+
+def at_key(key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call; a UserError, and what a file system says of an impossible name, become a Problem at `key`."""
+    try:
+        return function(*arguments)
+    except Problem:
+        raise
+    except UserError as error:
+        raise Problem(key, str(error)) from error
+    except (OSError, ValueError) as error:  # too long for a file's name, a NUL in it, a folder that is not ours to read
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Problem(key, f"cannot be read: {reason}") from error
 
 
 def key(default: Any, meaning: str, unit: str = "", **limits: Any) -> Any:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from diffrl.config.base import Problem
+from diffrl.config.base import Problem, at_key
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
@@ -69,17 +69,6 @@ def check_run_dir(run_dir: str) -> None:
     below = parts[0] in SYSTEM and not (parts[:2] == ["dev", "shm"] and len(parts) > 2) if parts else True
     if above or below or (len(parts) == 1 and parts[0] in SHARED):
         raise Problem("run_dir", f'"{run_dir}" holds more than a run; name a folder of its own, such as runs/NAME')
-
-
-def at_key(key: str, function, *arguments):  # type: ignore[no-untyped-def]
-    """Call; a UserError, and what a file system says of an impossible name, become a Problem at `key`."""
-    try:
-        return function(*arguments)
-    except UserError as error:
-        raise Problem(key, str(error)) from error
-    except (OSError, ValueError) as error:  # too long for a file's name, a NUL in it, a folder that is not ours to read
-        reason = getattr(error, "strerror", None) or str(error)
-        raise Problem(key, f"cannot be read: {reason}") from error
 
 
 def world_size() -> int:

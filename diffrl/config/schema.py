@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ValidationError, create_model
@@ -21,6 +21,7 @@ from diffrl.config.base import (
     PathText,
     Problem,
     Section,
+    at_key,
     given_section,
     key,
     section,
@@ -214,17 +215,17 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     objective = values.get("objective", Config.model_fields["objective"].default)
     chosen: Any = None
     if isinstance(objective, str):
-        kind: Any = _at("objective", door.find_objective, objective)
+        kind: Any = at_key("objective", door.find_objective, objective)
         chosen = kind.method
         if chosen.name in INSIDE or (chosen.name != objective and door.is_section(chosen.name)):
             raise Problem("objective", f'"{objective}" is called "{chosen.name}", as a section of every config is')
         sections[chosen.name] = kind
     for name in values:
         if isinstance(name, str) and name not in INSIDE and name not in sections and door.is_section(name):
-            sections[name] = _at(name, door.find_section, name)
+            sections[name] = at_key(name, door.find_section, name)
     advantages = values.get("advantages")
     rule = advantages.get("rule") if isinstance(advantages, Mapping) else None
-    own = _at("advantages.rule", find_rule, rule) if isinstance(rule, str) else GroupAdvantages
+    own = at_key("advantages.rule", find_rule, rule) if isinstance(rule, str) else GroupAdvantages
     return _made(getattr(chosen, "name", None), tuple(sections.items()), own)
 
 
@@ -249,13 +250,6 @@ def _made(chosen: str | None, sections: tuple[tuple[str, type[Section]], ...], r
     made: Any = create_model("Config", __base__=Config, **fields)
     made.chosen = None if chosen is None else dict(sections)[chosen].method
     return cast(type[Config], made)
-
-
-def _at(key: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except UserError as error:
-        raise Problem(key, str(error)) from error
 
 
 def _annotation(path: tuple[str, ...]) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffrl.errors import UserError
-from diffrl.keys import Problem
+from diffrl.keys import Problem, at_key
 from diffrl.lora_files import find_lora, weighted
 from diffrl.loras.recorded import trained_at
 
@@ -15,10 +14,7 @@ def check_given(config: Any) -> None:
     start, merge = config.lora.start, config.lora.merge
     names = {"lora.merge": [weighted(one)[0] for one in merge], "lora.start": [] if start is None else [start]}
     for key, name in ((key, name) for key, several in names.items() for name in several):
-        try:
-            find_lora(name)
-        except UserError as error:
-            raise Problem(key, str(error)) from None
+        at_key(key, find_lora, name)
     over = trained_at(start, config.model).get("merge") if start is not None else None
     if over is not None and over != merge:
         text = f"{start} was trained over merged LoRAs: set lora.merge to [{', '.join(over)}]"

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from diffrl.config import Config
-from diffrl.config.base import Problem
-from diffrl.config.checks import at_key, check_model
+from diffrl.config.base import Problem, at_key
+from diffrl.config.checks import check_model
 from diffrl.config.measuring import GUIDANCE, STEPS
 from diffrl.errors import UserError
 from diffrl.lora_files import find_lora, weighted

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError
-from diffrl.keys import Problem
+from diffrl.keys import Problem, at_key
 from diffrl.prompts import world_of_set
 from diffrl.rewards import local
 from diffrl.rewards.registry import available, load_class, split_name
@@ -74,21 +74,14 @@ def check_config(config: Any) -> None:
     """Problem at the first key of a config that means a world's stand-in, for a model of another kind."""
     for table in ("rewards", "watch"):
         for name, entry in getattr(config, table).items():
-            _at(f"{table}.{name}", check_reward, config.model, entry.plugin or name, entry.arguments)
+            at_key(f"{table}.{name}", check_reward, config.model, entry.plugin or name, entry.arguments)
     for key in ("train", "test"):
         sources = getattr(config.prompts, key)
         if key == "test" or config.drawn_groups:
             for source in [sources] if isinstance(sources, str) else sources:
-                _at(f"prompts.{key}", check_set, config.model, source)
+                at_key(f"prompts.{key}", check_set, config.model, source)
     features, mine = config.evaluate.features, owner(config.model)
     for world in worlds().values():
         if world is not mine and features == world.features != "pixels":
             text = f'"{features}" is {world.name}\'s, and the model is "{config.model}"'
             raise Problem("evaluate.features", f"{text}; give pixels, or a vision model such as facebook/dinov2-base")
-
-
-def _at(key: str, check: Any, *arguments: Any) -> None:
-    try:
-        check(*arguments)
-    except UserError as error:
-        raise Problem(key, str(error)) from error

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from diffrl.config.base import Problem
+from diffrl.config.base import Problem, at_key
 from diffrl.config.methods import ForwardProcess
 from diffrl.config.reward import read_by_steps
-from diffrl.errors import UserError
 from diffrl.image_sets import FORM, PREFIX
 from diffrl.image_sets.reading import folder_of, is_here, read_set
 from diffrl.prompts import load_prompts
@@ -38,11 +37,11 @@ def check(keys: Any, config: Any) -> None:
     if keys.source.startswith(PREFIX) and keys.cache is None:
         text = f"not given; name a folder for the encoded pictures of {keys.source}"
         raise Problem("image_set.cache", text)
-    if not _at("source", is_here, keys.source):
+    if not at_key("image_set.source", is_here, keys.source):
         return  # it is drawn or fetched before the run, which begins by reading it; counting memory needs no set
     _check_rows(keys, config)
     cache = folder_of(keys.source) if keys.cache is None else Path(keys.cache)
-    _at("cache", check_writable, cache, "the folder of encoded pictures")
+    at_key("image_set.cache", check_writable, cache, "the folder of encoded pictures")
 
 
 def _check_rival(keys: Any, config: Any) -> None:
@@ -57,10 +56,10 @@ def _check_rival(keys: Any, config: Any) -> None:
 
 def _check_rows(keys: Any, config: Any) -> None:
     """Raise Problem unless the set can be read, has the scores, and no prompt that is tested on."""
-    images = _at("source", read_set, keys.source)
+    images = at_key("image_set.source", read_set, keys.source)
     needed = [*config.rewards, *read_by_steps(config.rewards, config.watch)]
     for name in needed:
-        _at("source", images.check_column, name)
+        at_key("image_set.source", images.check_column, name)
     size = 1 if keys.rival else config.rollout.group_size
     count = len(keys.fitting(images, size).groups)
     if config.given_groups > count:
@@ -75,12 +74,3 @@ def _check_rows(keys: Any, config: Any) -> None:
 def _shared(images: Any, test: Any) -> list[str]:
     trained = {group.prompt for group in images.groups}
     return [prompt.text for prompt in load_prompts(test) if prompt.text in trained]
-
-
-def _at(name: str, function: Any, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except UserError as error:
-        if isinstance(error, Problem):
-            raise
-        raise Problem(f"image_set.{name}", str(error)) from error
