@@ -7,19 +7,15 @@ A plugin is named by its entry point, by `package:name` where two packages have 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
-import inspect
-import logging
 import os
 import sys
 import threading
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
@@ -182,75 +178,22 @@ def load(kind: str, name: str, shipped: Iterable[str] = (), fits: Callable[[Any]
             text = unknown(kind, name, shipped)
             raise UserError(f'{text}; one of your own is written "path/to/file.py:NAME"')
         return load_value(kind, name, entry.value)
-    path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
-    file = Path(os.path.expanduser(path))
-    if not file.is_file():
-        siblings = [sibling.name for sibling in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise UserError(f'no {kind} file "{path}"{nearest(file.name, siblings)}')
-    module = import_file(file, kind)
-    if wanted and hasattr(module, wanted):
-        return getattr(module, wanted)
-    names = [inner for inner, thing in vars(module).items() if _defined_in(module, thing) and (not fits or fits(thing))]
-    if not wanted:
-        raise UserError(f'{kind} "{name}": name the class too, as in "{name}:{names[0] if names else "NAME"}"')
-    raise UserError(f'no "{wanted}" in {path}{nearest(wanted, names)}')
+    from diffrl.user_files import load_from_file
+
+    return load_from_file(kind, name, fits)
 
 
 def load_value(kind: str, name: str, value: str) -> Any:
     """What `module:NAME` (or `module`) leads to; UserError if it cannot be imported. `name`: what messages call it."""
+    from diffrl.process_state import unchanged_by
+
     module, _, inner = value.partition(":")
     try:
-        with nullcontext() if module in sys.modules else _unchanged(kind, name):
+        with nullcontext() if module in sys.modules else unchanged_by(name, kind, ", when it is imported,"):
             found = importlib.import_module(module)
         return functools.reduce(getattr, filter(None, inner.split(".")), found)
     except (Exception, SystemExit) as error:
         raise UserError(f'{kind} "{name}" ({value}) cannot be imported: {in_one_line(error, place=True)}') from error
-
-
-def import_file(path: Path, kind: str) -> ModuleType:
-    """The module in a user's Python file, which is imported once as long as it does not change.
-
-    Raises:
-        UserError: what went wrong in the file, and in which line.
-    """
-    stat = path.stat()
-    return _import(path, path.resolve(), kind.replace(" ", "_"), (stat.st_mtime_ns, stat.st_size))
-
-
-@functools.lru_cache(maxsize=32)
-def _import(path: Path, file: Path, kind: str, version: tuple[int, int]) -> ModuleType:
-    from diffrl.siblings import find_siblings
-
-    find_siblings(file, kind)
-    # A name of its own: two files called reward.py must not replace each other, and pickling and dataclasses need one.
-    name = f"diffrl_{kind}_{path.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
-    try:
-        with _unchanged(kind, str(path)):
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise UserError(f"{kind} file {path} cannot be imported: {in_one_line(error, place=True)}") from error
-    finally:
-        sys.dont_write_bytecode = before
-    return module
-
-
-def _unchanged(*what: str) -> AbstractContextManager[None]:
-    from diffrl.process_state import unchanged
-
-    return unchanged(functools.partial(logging.getLogger("diffrl").warning, '%s "%s", when it is imported, %s', *what))
-
-
-def _defined_in(module: ModuleType, thing: Any) -> bool:
-    """Whether a module defines the class, function or object, and does not import it."""
-    if inspect.isclass(thing) or inspect.isroutine(thing):
-        return thing.__module__ == module.__name__
-    return not inspect.ismodule(thing)
 
 
 def here(value: Any) -> Any:

@@ -100,14 +100,14 @@ class Noted:
             tell("makes errors of warnings; it was put back")
 
 
-def unchanged_by(name: str) -> contextlib.AbstractContextManager[None]:
-    """`unchanged` around a call of the reward `name`, each kind of change said once."""
-    return unchanged(functools.partial(_say, name))
+def unchanged_by(name: str, kind: str = "reward", when: str = "") -> contextlib.AbstractContextManager[None]:
+    """`unchanged` around a call of the reward `name`, or of another plugin, each kind of change said once."""
+    return unchanged(functools.partial(_say, f'{kind} "{name}"{when}'))
 
 
 @functools.cache
-def _say(name: str, what: str) -> None:
-    logging.getLogger("diffrl").warning('reward "%s" %s', name, what)
+def _say(whose: str, what: str) -> None:
+    logging.getLogger("diffrl").warning("%s %s", whose, what)
 
 
 def _state(elsewhere: bool = False) -> dict[str, tuple[Get, Put, Any]]:

@@ -41,8 +41,8 @@ def check_family(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _check_file(arguments: argparse.Namespace, family: str, only: list[str]) -> int:
     """A family that brings its tiny pipeline along: `tiny(folder)` beside the class; it returns a picture's side."""
     from diffrl.conformance.check import Subject
-    from diffrl.plugins import import_file
     from diffrl.policy.registry import find_family
+    from diffrl.user_files import import_file
 
     if arguments.family is not None:
         raise UserError(f"--family: {family} names the family already; give it with a model's folder")

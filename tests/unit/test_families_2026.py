@@ -29,12 +29,12 @@ from diffrl.config import Config
 from diffrl.conformance.check import CHECKS, Failed, Subject, scramble
 from diffrl.errors import UserError
 from diffrl.methods.grpo.objective import GRPO
-from diffrl.plugins import import_file
 from diffrl.policy import Policy, find_family, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import collect
 from diffrl.run.device import prepare_engine
 from diffrl.samplers import SamplerSpec
+from diffrl.user_files import import_file
 
 MAIN = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]
 OLDER: dict[str, Callable[[Path], Path]] = {

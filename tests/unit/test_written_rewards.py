@@ -13,7 +13,6 @@ import torch
 
 from diffrl.config import check_plugin
 from diffrl.errors import UserError
-from diffrl.plugins import import_file
 from diffrl.prepare.handed_over import register
 from diffrl.prepare.objects import of_object
 from diffrl.prompts import Prompt
@@ -21,6 +20,7 @@ from diffrl.rewards import RewardError
 from diffrl.rewards.local import find
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
+from diffrl.user_files import import_file
 
 FILE = """
 import asyncio
