@@ -39,9 +39,9 @@ def show_prompts(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _target(prompt: str, metadata: Mapping[str, Any]) -> str:
     """What the reward for texts looks for in a picture of the prompt, where that is something."""
-    from diffrl.rewards.registry import exists, load_class
+    from diffrl.rewards.registry import available, load_class
 
-    if not exists("ocr") or not ("text" in metadata or QUOTES & {*prompt}):
+    if "ocr" not in available() or not ("text" in metadata or QUOTES & {*prompt}):
         return ""
     target = getattr(load_class("ocr"), "target", None)
     texts = target(prompt, metadata) if target is not None else []

@@ -200,9 +200,9 @@ def _check_plain(
 
 def check_plugin(plugin: str) -> None:
     """Raise UserError unless this is an installed reward, `module:NAME`, or a `path/to/file.py:NAME` that is there."""
-    from diffrl.plugins import unknown
+    from diffrl.plugins import find, unknown
     from diffrl.rewards import local
-    from diffrl.rewards.registry import exists, is_module, split_name
+    from diffrl.rewards.registry import is_module, split_name
 
     if local.is_local(plugin):
         local.find(plugin)
@@ -213,7 +213,7 @@ def check_plugin(plugin: str) -> None:
         if outer != "remote":  # what a server has need not be installed here
             check_plugin(inner)
         return
-    if is_module(plugin) or exists(plugin):  # "diffrl:clip", too, where a folder is called diffrl
+    if is_module(plugin) or find("reward", plugin) is not None:  # "diffrl:clip", too, where a folder is called diffrl
         return
     if ".py" in plugin or "/" in plugin or Path(plugin.partition(":")[0]).is_dir():
         path, _, name = plugin.rpartition(":")

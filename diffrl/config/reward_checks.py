@@ -67,12 +67,12 @@ def check_batchwise(rewards: Mapping[str, Reward], watch: Mapping[str, Watched],
 
 def check_spatial(rewards: Mapping[str, Reward], config: Any) -> None:
     """Raise Problem where a reward's map cannot be had, or could not weigh latent cells."""
-    from diffrl.rewards.registry import has_method
+    from diffrl.rewards.registry import declares
 
     for name in spatial(rewards):
         entry = rewards[name]
         where, method = f"rewards.{name}.spatial", config.method
-        if has_method(entry.plugin or name, "map") is False:
+        if declares(entry.plugin or name, "map") is False:
             raise Problem(
                 where, f'"{entry.plugin or name}" has no map (`maps`), one score an image alone: leave it out'
             )

@@ -25,7 +25,6 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry
-from diffrl.rewards.protocol import compared
 from diffrl.rollout import generate
 from diffrl.tools.progress_bar import progress
 from diffrl.tools.sharded_jsonl import ShardedJsonl
@@ -50,7 +49,7 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
     scorer = scorer_for(job.model, entries, accelerator.device)
     chosen, policy = job.chosen(), job.policy()
     for name in scorer.collective:
-        raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
+        raise UserError(f'--rewards: "{name}" compares {scorer.asked[name].compares}; a set needs scores of its own')
     job = job.settled(policy.backbone)
     pieces = ShardedJsonl(out, ROWS, "set")
     if accelerator.is_main_process:

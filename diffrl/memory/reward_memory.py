@@ -14,7 +14,7 @@ from diffrl.config import Config
 from diffrl.config.reward import Watched, read_on_training_images
 from diffrl.errors import UserError
 from diffrl.memory.footprint import footprint
-from diffrl.rewards.building import unmovable
+from diffrl.rewards.kinds import kind_of
 from diffrl.rewards.registry import load_class, takes
 
 RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16 lanes; assumed, not measured
@@ -68,7 +68,7 @@ def reward_memory(config: Config) -> RewardMemory:
         if size is None:
             unknown.append(name)
         elif size:
-            if unmovable(load_class(plugin)) is None:
+            if not kind_of(load_class(plugin)).fixed:
                 keys.append(f"{'rewards' if name in config.rewards else 'watch'}.{name}.offload")
             place = places["apart" if entry.offload == "apart" else "beside" if entry.offload else "stays"]
             place |= {} if again else {name: size}

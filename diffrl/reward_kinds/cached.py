@@ -27,7 +27,8 @@ from diffrl.rewards import local
 from diffrl.rewards.answers import checked
 from diffrl.rewards.building import Entry
 from diffrl.rewards.identity import digest_of
-from diffrl.rewards.protocol import Metadata, Reward, Wrapper, compared
+from diffrl.rewards.kinds import kind_of
+from diffrl.rewards.protocol import Metadata, Reward, Wrapper
 from diffrl.rewards.registry import load_class
 
 
@@ -42,8 +43,8 @@ class Cached(Wrapper):
 
     def __init__(self, reward: Reward, folder: str | Path, identity: str) -> None:
         super().__init__(reward)
-        if compared(reward):
-            raise UserError(f'reward "{reward.name}" compares {compared(reward)}: its scores cannot be kept by image')
+        if others := kind_of(reward).compares:
+            raise UserError(f'reward "{reward.name}" compares {others}: its scores cannot be kept by image')
         self.identity = identity
         self.hits = self.misses = 0
         self._full = False

@@ -72,7 +72,7 @@ class FrozenAfterWarmStart(Wrapper):
 class Observing(Asked):
     """Shown what trains, and judged by its first state, too."""
 
-    observes = True
+    observes, fixed = True, "learns, so it changes while it trains"
 
     @staticmethod
     def judges(reward: Any) -> Mapping[str, Reward]:

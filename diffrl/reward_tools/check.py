@@ -26,7 +26,8 @@ from diffrl.reward_kinds.columns import Column
 from diffrl.reward_kinds.figures import Breakdowns, GroupFigures
 from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, Bench, example_images, most_images
 from diffrl.rewards.answers import applies
-from diffrl.rewards.protocol import Reward, RewardError, ability, compared
+from diffrl.rewards.kinds import kind_of
+from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward
 
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
@@ -170,7 +171,7 @@ def _checks(reward: Reward, few: bool) -> Iterator[tuple[str, Callable[[Bench], 
     yield "deterministic", _deterministic
     yield "images left as they were", _untouched
     yield "independent of the order", _order
-    if not compared(reward):
+    if not kind_of(reward).compares:
         yield "independent of the batch", _batches
     yield "other sizes and shapes", _shapes
     yield "unusual prompts", _unusual
@@ -261,7 +262,7 @@ def _same(scores: Tensor, reference: Tensor, how: str) -> str:
 
 def _shapes(bench: Bench) -> str:
     bench.first()  # what it raises of any image is told once
-    rows, refused = range(1 if bench.few and not compared(bench.reward) else min(4, len(bench.prompts))), []
+    rows, refused = range(1 if bench.few and not kind_of(bench.reward).compares else min(4, len(bench.prompts))), []
     for shape in SHAPES:
         images = interpolate(bench.images[: len(rows)], shape, mode="bilinear", align_corners=False)
         part = Bench(bench.reward, images, [bench.prompts[i] for i in rows], [bench.metadata[i] for i in rows])
@@ -275,7 +276,7 @@ def _shapes(bench: Bench) -> str:
 
 def _unusual(bench: Bench) -> str:
     bench.first()
-    count, tried = 1 if bench.few and not compared(bench.reward) else min(2, len(bench.prompts)), []
+    count, tried = 1 if bench.few and not kind_of(bench.reward).compares else min(2, len(bench.prompts)), []
     metadata = bench.metadata[:count]  # what the reward needs beside the prompt stays
     for kind, prompt in UNUSUAL.items():
         if all(applies(bench.reward, prompt, data) for data in metadata):
@@ -314,7 +315,7 @@ def _gradient(bench: Bench) -> str:
     bench.reward(images, bench.prompts, bench.metadata).sum().backward()
     if images.grad is None or not images.grad.isfinite().all() or not images.grad.any():
         raise Failed("declared differentiable, but the images get no gradient, a zero one or a non-finite one")
-    if not compared(bench.reward):
+    if not kind_of(bench.reward).compares:
         one = bench.images[:1].clone().requires_grad_()
         bench.reward(one, bench.prompts[:1], bench.metadata[:1]).sum().backward()
         if one.grad is None or (one.grad[0] - images.grad[0]).abs().max() > 1e-3 * images.grad[0].abs().max():

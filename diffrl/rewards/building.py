@@ -11,22 +11,16 @@ import torch
 
 from diffrl.errors import UserError
 from diffrl.plugins import by_package, load
+from diffrl.rewards.kinds import kind_of
 from diffrl.rewards.protocol import Reward, ability, find_offloaded
 from diffrl.rewards.registry import load_reward, takes
 
 MOVING = ("offload", "cache")  # options that keep scores, or move weights
-# Abilities of rewards whose calls are more than scores: these can be neither kept nor moved.
-CHANGING = {"learns": "learns, so it changes while it trains", "batchwise": "judges whole batches"}
-
-
-def unmovable(reward: object) -> str | None:
-    """Why a reward, or its class, can be neither kept nor moved; None: it can."""
-    return next((why for able, why in CHANGING.items() if ability(reward, able)), None)
 
 
 def check_movable(name: str, plugin: str, asked: str, reward: object) -> None:
     """UserError where the entry `name` asks for `cache` or `offload`, and the reward, or its class, has none."""
-    if (why := unmovable(reward)) is not None:
+    if why := kind_of(reward).fixed:
         raise UserError(f'{name}: {asked}: the reward "{plugin}" {why}; leave it out')
 
 

@@ -48,13 +48,16 @@ class Asked(Wrapper):
     when: "drawn": the reward is asked of each batch; "finished": `finish` is, of all images of a phase; "never": its
     scores are NaN. width: W; None: an answer is a score. whole: a call compares its images, and is not divided.
     collective: all processes come to `finish`, with images or without. observes: it sees what trains. figure: of the
-    last phase, None if there is none.
+    last phase, None if there is none. compares: what else a score depends on, in words. fixed: why its scores cannot be
+    kept, nor its weights moved.
     """
 
     when: ClassVar[Literal["drawn", "finished", "never"]] = "drawn"
     whole: ClassVar[bool] = False
     collective: ClassVar[bool] = False
     observes: ClassVar[bool] = False
+    compares: ClassVar[str] = ""
+    fixed: ClassVar[str] = ""
     width: int | None = None
     figure: float | None = None
 
@@ -95,6 +98,6 @@ class Asked(Wrapper):
 
 
 def kind_of(reward: object) -> type[Asked]:
-    """The kind that a reward declares; `UserError` where two packages have one of that name."""
+    """The kind that a reward, or its class, declares; `UserError` where two packages have one of that name."""
     able = (name for name in sorted(by_package("reward kind")) if getattr(reward, name, None))
     return next((load("reward kind", name) for name in able), Asked)

@@ -64,7 +64,7 @@ class Reward(Protocol):
     Abilities that a class may declare as attributes or methods (`ABILITIES`); what it leaves out is off:
 
     - `groupwise = True`: the score depends on the other images of the group; every call gets one whole group.
-    - `batchwise = True`: the score depends on all images of an epoch, see `diffrl.reward_kinds.batchwise.Batchwise`.
+    - `batchwise = True`: the score depends on all images of an epoch, see `diffrl.reward_kinds.comparing.Batchwise`.
     - `columns`: names of C scores; every call returns (B, C), NaN where one does not apply, and entries choose one.
     - `maps = (h, w)`: has `map(images, prompts, metadata) -> (B, h, w)`, the score by places of the image, the
       top row first, in the card's range, NaN where it says nothing; `__call__` is its mean over the other places.
@@ -277,10 +277,3 @@ def find_offloaded(reward: object) -> Any:
     while isinstance(reward, Wrapper) and not reward.moves:
         reward = reward.reward
     return reward if isinstance(reward, Wrapper) else None
-
-
-def compared(reward: object) -> str:
-    """What else a score depends on: "the images of a group", "all images of a batch", or nothing."""
-    if ability(reward, "batchwise"):
-        return "all images of a batch"
-    return "the images of a group" if ability(reward, "groupwise") else ""

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -26,11 +26,6 @@ from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instanc
 def available() -> Mapping[str, EntryPoint]:
     """Installed rewards by name, sorted (`diffrl.plugins.installed`). Nothing is imported."""
     return installed("reward")
-
-
-def exists(name: str) -> bool:
-    """Is there one installed reward of this name, or `package:name`?"""
-    return find("reward", name) is not None
 
 
 def load_reward(name_or_path: str, **params: Any) -> Reward:
@@ -112,13 +107,13 @@ def _packages() -> set[str]:
 
 
 def declares(name_or_path: str, ability: str) -> bool | None:
-    """Whether the reward's class declares an ability such as `embeds`; None if it cannot be imported to be asked."""
-    return _of_class(name_or_path, lambda subject: getattr(subject, ability, False) is True)
-
-
-def has_method(name_or_path: str, method: str) -> bool | None:
-    """Whether the reward's class has this method; None if it cannot be imported to be asked."""
-    return _of_class(name_or_path, lambda subject: callable(getattr(subject, method, None)))
+    """Whether the reward's class declares an ability such as `embeds`, or has a method of this name; None if it cannot
+    be imported to be asked."""
+    try:
+        value = getattr(found(name_or_path), ability, False)
+    except Exception:  # what is wrong with it is said when it is built
+        return None
+    return value is True or callable(value)
 
 
 def found(name_or_path: str) -> object:
@@ -126,17 +121,11 @@ def found(name_or_path: str) -> object:
     return local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path)
 
 
-def _of_class(name_or_path: str, ask: Callable[[object], Any]) -> Any:
-    try:
-        return ask(found(name_or_path))
-    except Exception:  # what is wrong with it is said when it is built
-        return None
-
-
 def declared_range(name_or_path: str) -> tuple[float, float]:
     """Lowest and highest score by the class's card; without a card, or a class to ask, unbounded."""
-    card = _of_class(name_or_path, lambda subject: getattr(subject, "card", None))
-    return getattr(card, "range", (-math.inf, math.inf))
+    with contextlib.suppress(Exception):
+        return found(name_or_path).card.range  # type: ignore[attr-defined,no-any-return]
+    return -math.inf, math.inf
 
 
 def check_wrapped(name_or_path: str, params: Mapping[str, Any]) -> None:

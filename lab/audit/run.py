@@ -31,7 +31,8 @@ from diffrl.records.disk import write_json
 from diffrl.records.tracking import save_image
 from diffrl.rewards.answers import applies
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.protocol import Reward, ability, compared, lower_is_better
+from diffrl.rewards.kinds import kind_of
+from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import generate
 from diffrl.stats import wilson
@@ -78,7 +79,9 @@ class Subject:
         self.reward: Reward = self.scorer.rewards[self.name]
         self.sign = -1.0 if lower_is_better(self.scorer.rewards) else 1.0
         if ability(self.reward, "batchwise"):
-            raise UserError(f'"{self.name}" compares {compared(self.reward)}; an audit needs scores of single images')
+            raise UserError(
+                f'"{self.name}" compares {kind_of(self.reward).compares}; an audit needs scores of single images'
+            )
         self.groupwise = bool(ability(self.reward, "groupwise"))
 
     def applies(self, prompt: Prompt) -> bool:

@@ -17,7 +17,8 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
 from diffrl.records.disk import append_line, writing
 from diffrl.rewards.answers import applies
-from diffrl.rewards.protocol import Reward, RewardError, compared
+from diffrl.rewards.kinds import kind_of
+from diffrl.rewards.protocol import Reward, RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.tools.progress_bar import progress
 
@@ -41,7 +42,7 @@ def judge_all(judge: str, reward: Reward, shots: Sequence[Shot], folder: Path, r
     Raises `RewardError` for answers that cannot be used, and UserError for pictures that cannot be read; those before
     stay.
     """
-    if what := compared(reward):
+    if what := kind_of(reward).compares:
         raise UserError(f"--judge: {judge} compares {what}; a benchmark needs scores of single images")
     left: dict[Path | None, Shot] = {shot.path: shot for shot in shots[rank::world]}
     pictures, sight = [Picture(Prompt(shot.item.text), path=shot.path) for shot in left.values()], Sight()

@@ -27,7 +27,8 @@ from diffrl.records.tracking import save_image
 from diffrl.report.sections import pick
 from diffrl.rewards.answers import applies
 from diffrl.rewards.building import Entry
-from diffrl.rewards.protocol import Reward, ability, compared, lower_is_better
+from diffrl.rewards.kinds import kind_of
+from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.sampling import SamplerSpec
 from diffrl.tools.progress_bar import progress
@@ -163,7 +164,7 @@ def _check(
 ) -> None:
     for option, given in (("--rewards", rewards), ("--watch", watched)):
         for name, reward in given.items():
-            if what := compared(reward):
+            if what := kind_of(reward).compares:
                 raise UserError(f'{option}: "{name}" compares {what}; a search needs a score of each image')
     if "gradient" in settings.methods:
         for name, reward in rewards.items():

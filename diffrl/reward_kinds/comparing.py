@@ -1,7 +1,8 @@
-"""Rewards of a whole batch: an image's score is what it does for all images of an epoch together (DRAGON).
+"""Rewards that compare images: of a group, in one call of them all; or of a whole batch, where an image's score is what
+it does for all images of an epoch together (DRAGON).
 
-Each process describes its own images by a row of numbers, the rows of all processes are gathered, and each process asks
-for the scores of its own images among all. So the scores are the same for any number of processes.
+Of a batch each process describes its own images by a row of numbers, the rows of all processes are gathered, and each
+process asks for the scores of its own images among all. So the scores are the same for any number of processes.
 
 Shapes: N images over all processes, n of them here, W numbers of a description.
 """
@@ -15,9 +16,25 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.answers import checked
+from diffrl.rewards.answers import checked, judged
 from diffrl.rewards.kinds import Asked, Phase
 from diffrl.rewards.protocol import Metadata, Reward, RewardError
+
+
+class Groupwise(Asked):
+    """`groupwise = True`: images of one group need not be neighbours among those of the phase."""
+
+    when, whole, compares = "finished", True, "the images of a group"
+
+    def finish(self, phase: Phase) -> Tensor:
+        """(N,), NaN where it does not apply."""
+        assert phase.groups is not None, "a scorer refuses images without groups"
+        scores = torch.full((len(phase.images),), torch.nan)
+        groups = [(phase.groups == group).nonzero().flatten().tolist() for group in phase.groups.unique()]
+        groups = [groups[i] for i in judged(self.reward, [phase.prompts[rows[0]] for rows in groups])]
+        for rows, scored in zip(groups, phase.calls(groups), strict=True):
+            scores[rows] = scored
+        return scores
 
 
 class Batchwise(Reward, Protocol):
@@ -41,7 +58,7 @@ class Batchwise(Reward, Protocol):
 class Described(Asked):
     """Asked for descriptions, of which the scores of a phase's images come."""
 
-    when, collective = "finished", True
+    when, collective, compares, fixed = "finished", True, "all images of a batch", "judges whole batches"
 
     def __init__(self, reward: Any) -> None:
         super().__init__(reward)
