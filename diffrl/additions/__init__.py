@@ -19,12 +19,12 @@ def check(config: Config) -> None:
 
 def add(build: Build) -> None:
     """What every run has, and what its config asks for. The order is that of the hooks."""
-    from diffrl.additions.guard import add_guard
+    from diffrl.additions.guard import GuardRails
     from diffrl.additions.suspicion import add_suspicions
 
     add_suspicions(build)
-    add_guard(build)
+    build.add(GuardRails(build))
     if build.config.tracking.trackers:
-        from diffrl.additions.trackers import add_trackers
+        from diffrl.additions.trackers import Trackers
 
-        add_trackers(build)
+        build.add(Trackers(build.config.tracking.trackers, build.folder.path, build.config.resolved()))

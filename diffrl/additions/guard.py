@@ -19,8 +19,7 @@ class GuardRails(RunHook):
 
     def alarms(self, metrics: dict[str, Any]) -> Sequence[str]:
         build = self.build
-        lower = build.lower.union(*(hook.lower for hook in build.hooks))
-        guard = Guard.of(build.config.resolved(), lower)
+        guard = Guard.of(build.config.resolved(), build.lower_metrics)
         alarms = guard.alarms(build.evaluation.past, build.evaluation.held)
         metrics |= {f"alarm/{alarm.key}": alarm.text for alarm in alarms}
         if metrics["epoch"] and not alarms and build.folder.main:
@@ -32,7 +31,3 @@ class GuardRails(RunHook):
         self.build.policy.save_lora(healthy, self.build.evaluation.snapshot)
         measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
         write_json(healthy / "evaluation.json", measured)
-
-
-def add_guard(build: Build) -> None:
-    build.add(GuardRails(build))

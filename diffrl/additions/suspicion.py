@@ -24,23 +24,33 @@ MISMATCH = 0.005
 NARROW = 1e-5  # standard deviation far below the 1e-4 that is added to it where advantages divide by it
 
 
-class Suspicions:
+class Suspicions(RunHook):
     """Remembers what was said, so that each thing is said once, and again only when it got worse.
 
     Args:
         names: the optimised rewards.
         shaped: those of them whose scores are reshaped before advantages are made of them.
         memory: bytes that the machine has; None: of this one.
+        scorer: of training images.
     """
 
-    def __init__(self, names: Sequence[str], shaped: Collection[str] = (), memory: int | None = None) -> None:
-        self.names, self.shaped = list(names), set(shaped)
+    def __init__(
+        self,
+        names: Sequence[str],
+        shaped: Collection[str] = (),
+        memory: int | None = None,
+        scorer: Scorer | None = None,
+    ) -> None:
+        self.names, self.shaped, self.scorer = list(names), set(shaped), scorer
         self.memory = psutil.virtual_memory().total if memory is None else memory
         self._off = 0.0
         self._flat: set[str] = set()
         self._narrow: set[str] = set()
         self._growth: dict[str, list[int]] = {}
         self._warned: dict[str, int] = {}
+
+    def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
+        return self.after(metrics, self.scorer.take_growth() if self.scorer is not None else {})
 
     def after(self, metrics: Mapping[str, Any], growth: Mapping[str, int]) -> list[str]:
         """Sentences for the console after an epoch. `growth`: bytes that the process gained in each reward's calls."""
@@ -99,17 +109,7 @@ class Suspicions:
         return warnings
 
 
-class Watching(RunHook):
-    """Says after each epoch what is suspicious of the rewards of `scorer`."""
-
-    def __init__(self, suspicions: Suspicions, scorer: Scorer) -> None:
-        self.suspicions, self.scorer = suspicions, scorer
-
-    def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
-        return self.suspicions.after(metrics, self.scorer.take_growth())
-
-
 def add_suspicions(build: Build) -> None:
     rewards, asking = build.config.rewards, build.scorer.asking
     shaped = [name for name, reward in rewards.items() if reward.shape.steps()]
-    build.add(Watching(Suspicions([name for name in rewards if name not in asking], shaped), build.scorer))
+    build.add(Suspicions([name for name in rewards if name not in asking], shaped, scorer=build.scorer))

@@ -24,8 +24,8 @@ from diffrl.config.base import Problem
 from diffrl.errors import UserError, in_one_line
 from diffrl.plugins import find, load, unknown
 from diffrl.records.disk import write_text
+from diffrl.records.identity import flat
 from diffrl.records.tracking import slug
-from diffrl.run.build import Build
 from diffrl.run.hooks import RunHook
 
 log = logging.getLogger("diffrl")
@@ -97,7 +97,9 @@ class Accelerates:
         if hasattr(self.tracker, "start"):
             self.tracker.start()
         if name not in EXTRAS:  # W&B has it as it is; TensorBoard would show it as one more run
-            self.tracker.store_init_configuration(_flat(config) | {"run_dir": run_dir.resolve().name})
+            values = {key: value for key, value in flat(config).items() if value != {}}  # a table with nothing in it
+            plain = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in values.items()}
+            self.tracker.store_init_configuration(plain | {"run_dir": run_dir.resolve().name})
 
     def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
         self.tracker.log(numbers, step=epoch)
@@ -132,12 +134,6 @@ def check_trackers(config: Config) -> None:
         elif importlib.util.find_spec(name) is None:
             package = f'"diffrl[{name}]"' if name in EXTRAS else name
             raise Problem("tracking.trackers", f"{name} is not installed: pip install {package}")
-
-
-def add_trackers(build: Build) -> None:
-    """`tracking.trackers`."""
-    config = build.config
-    build.add(Trackers(config.tracking.trackers, build.folder.path, config.resolved()))
 
 
 def _open(name: str, run_dir: Path, config: Mapping[str, Any]) -> Any:
@@ -175,14 +171,3 @@ def _wandb_options(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         # wandb would otherwise record every redraw of the live table as a line of output.
         "settings": wandb.Settings(console="off", quiet=True),
     }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys with numbers and texts, which is what all trackers take."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            result |= _flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return result

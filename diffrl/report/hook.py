@@ -39,9 +39,8 @@ class Report(RunHook):
             return
         judged = [metrics for metrics in lines if "eval/diversity" in metrics]
         if len(judged) > 1:
-            lower = self.build.lower.union(*(hook.lower for hook in self.build.hooks))
             trained, held = list(self.build.config.rewards), read_held_out(self.folder.path)
-            yield summary(judged[0], judged[-1], trained=trained, lower=lower, held=held)
+            yield summary(judged[0], judged[-1], trained=trained, lower=self.build.lower_metrics, held=held)
         page = self.whole or write_report(self.folder.path)
         yield from (f"WARNING: {text}" for text in warnings_of(read_run(self.folder.path)))
         yield f"Open {page.resolve()}"

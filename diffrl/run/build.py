@@ -185,6 +185,11 @@ class Build:
     hooks: list[RunHook] = field(default_factory=list)
 
     @property
+    def lower_metrics(self) -> frozenset[str]:
+        """Of evaluations, those that are better if lower: rewards, and what hooks add."""
+        return self.lower.union(*(hook.lower for hook in self.hooks))
+
+    @property
     def asked(self) -> list[str]:
         """The optimised rewards that people answer."""
         return [name for name in self.scorer.asking if name in self.config.rewards]

@@ -16,6 +16,7 @@ from diffrl.features import Features
 from diffrl.policy import Policy
 from diffrl.prompts import load_prompts
 from diffrl.records.held_out import PROMPTS, SOLVER, HeldOut
+from diffrl.records.tracking import save_samples
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
@@ -148,6 +149,6 @@ class Evaluation:
         if len(images) and self.accelerator.is_main_process:
             texts = [prompt.text for prompt in self.prompts[: len(images)]]
             rows = [dict(zip(self.judges.names, row, strict=True)) for row in scores.tolist()]
-            paths = self.folder.save_samples(epoch, images, texts, self.config.seed, rows)
+            paths = save_samples(self.folder.path, epoch, images, texts, [self.config.seed] * len(texts), rows)
             for hook in self.hooks:
                 hook.on_samples(epoch, paths, texts)

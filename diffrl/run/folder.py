@@ -14,10 +14,10 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.records import held_out, history, saving
-from diffrl.records.disk import check_writable, inside, write_json
+from diffrl.records.disk import check_writable, inside
 from diffrl.records.identity import Identity
 from diffrl.records.lock import FolderLock, holder
-from diffrl.records.tracking import read_metrics, record_environment, save_samples
+from diffrl.records.tracking import read_metrics, record_environment
 from diffrl.run.start import Start, config_identity
 
 if TYPE_CHECKING:
@@ -92,19 +92,10 @@ class RunFolder:
         if self.main:
             policy.save_lora(self.path / "lora", snapshot)
 
-    def save_samples(
-        self, epoch: int, images: Tensor, texts: list[str], seed: int, scores: list[dict[str, float]]
-    ) -> list[Path]:
-        return save_samples(self.path, epoch, images, texts, [seed] * len(texts), scores)
-
     def save_held_out(self, held: held_out.HeldOut, epoch: int) -> None:
         """What each held-out prompt scored in this epoch."""
         if self.main:
             held.write(self.path, epoch)
-
-    def save_failure(self, error: Exception, details: Mapping[str, Any]) -> None:
-        """What is known of a step after which training could not go on."""
-        write_json(self.path / "nonfinite.json", {"error": str(error), **details})
 
     def lines(self) -> list[dict[str, Any]]:
         """The epochs of `metrics.jsonl`."""

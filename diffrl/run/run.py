@@ -14,6 +14,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.errors import TrainingError
 from diffrl.records import saving
+from diffrl.records.disk import write_json
 from diffrl.run.clock import close_line
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import states
@@ -33,7 +34,7 @@ class Run:
         checked = check(config, folder, peers or Peers())
         rewards = preflight(checked)
         loaded = load(checked, rewards)
-        built = build(checked, rewards, loaded)
+        built, self.loop, self.identity = build(checked, rewards, loaded)
         self.config, self.spec = loaded.config, loaded.config.rollout
         self.accelerator, self.folder, self.peers = checked.accelerator, checked.folder, checked.peers
         self.main = self.accelerator.is_main_process
@@ -41,9 +42,9 @@ class Run:
         self.policy, self.objective = loaded.policy, loaded.objective
         self.snapshots, self.judged = loaded.snapshots, loaded.judged
         self.rollouts, self.hooks, self.monitor = built.rollouts, built.hooks, built.monitor
-        self.loop, self.source, self.optimiser = built.loop, built.loop.source, built.loop.optimiser
+        self.source, self.optimiser = self.loop.source, self.loop.optimiser
         self.evaluation, self.features = built.evaluation, built.evaluation.features
-        self.lower, self.identity = built.lower, built.identity
+        self.lower = built.lower_metrics
         self.prefetcher = self._prefetcher()
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
@@ -119,7 +120,7 @@ class Run:
         if self._kept is not None:
             self.folder.save(*self._kept, self.config.checkpoint.keep, self.identity)
         if isinstance(error, TrainingError) and error.details:
-            self.folder.save_failure(error, error.details)
+            write_json(self.folder.path / "nonfinite.json", {"error": str(error), **error.details})
         for hook in self.hooks if isinstance(error, Interrupted) else ():
             hook.left()
 

@@ -3,7 +3,7 @@
 check      -> Checked    all processes were started alike, and what is asked can be had on this device
 preflight  -> Rewards    the reward models: before the network, beside which not every one of them would have room
 load       -> Loaded     the network with its LoRAs; micro-batches are measured while the reward models are loaded
-build      -> Built      where images come from, what the config adds, the evaluation, the loop
+build      -> Build      where images come from, what the config adds, the evaluation; and the loop
 """
 
 from __future__ import annotations
@@ -89,20 +89,6 @@ class Loaded:
         return "ema" if self.config.optimise.ema.decay else "default"
 
 
-@dataclass(frozen=True)
-class Built:
-    """`lower`: of all metrics of evaluations. `identity`: what shapes the run: kept in each checkpoint, and a resume
-    must find the same."""
-
-    rollouts: Rollouts
-    hooks: list[RunHook]
-    monitor: Monitor
-    evaluation: Evaluation
-    loop: Loop
-    lower: frozenset[str]
-    identity: Identity
-
-
 def check(config: Config, folder: RunFolder | None, peers: Peers) -> Checked:
     """Compare what the processes were started with. UserError for what cannot be had."""
     from diffrl.launched import join_processes
@@ -181,8 +167,9 @@ def _load_policy(config: Config, device: torch.device, whole: bool) -> Policy:
     return policy
 
 
-def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
-    """Put the rest together. UserError for rewards that could say nothing of these prompts."""
+def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> tuple[Build, Loop, Identity]:
+    """Put the rest together. The identity is what shapes the run: kept in each checkpoint, and a resume must find the
+    same. UserError for rewards that could say nothing of these prompts."""
     config, policy, scorer = loaded.config, loaded.policy, rewards.scorer
     monitor, hooks, processes = Monitor(), list[RunHook](), Processes(checked.accelerator, Clock())
     features = load_features(features_name(config), policy.device)
@@ -229,8 +216,7 @@ def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
         fp16=config.optimise.precision == "fp16",
     )
     processes.clock.watch(policy)
-    lower = rewards.lower.union(*(hook.lower for hook in hooks))
-    return Built(rollouts, hooks, monitor, evaluation, loop, lower, identity)
+    return extended, loop, identity
 
 
 def _rollouts(
