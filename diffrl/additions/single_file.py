@@ -28,16 +28,11 @@ class SingleFile:
 
     def find(self, find: Callable[[str], tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
         """What `find` says of the base: that is named, or of the file's own model."""
-        from diffrl.additions.single_weights import base_of
+        if self.base:
+            return find(self.base)
+        from diffrl.additions.single_weights import find_own
 
-        base = self.base or base_of(self.file)
-        try:
-            return find(base)
-        except UserError as error:
-            if self.base:
-                raise
-            text = f'"{self.file}" is read over the configs of its model; with a folder of them: FOLDER+{self.file}'
-            raise UserError(f"{error}; {text}") from None
+        return find_own(self.file, find)
 
     def load(self, source: str, index: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
         """The modules that the file has, see `diffrl.additions.single_weights.load_file`."""

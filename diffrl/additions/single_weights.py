@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ MARKS = {"v_pred": ("prediction_type", "v_prediction"), "ztsnr": ("rescale_betas
 SCALED = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".absmax", ".quant_state", ".qweight")
 
 
-def base_of(file: Path) -> str:
-    """The model on the hub whose configs diffusers takes for a file.
+def find_own(file: Path, find: Callable[[str], Any]) -> Any:
+    """What `find` says of the model on the hub whose configs diffusers takes for a file.
 
     Raises:
-        UserError: it is none that diffusers knows.
+        UserError: it is none that diffusers knows, or `find` has none.
     """
     tensors = _read(file, None)
     found = single_file_utils.fetch_diffusers_config(tensors)["pretrained_model_name_or_path"]
@@ -41,7 +41,11 @@ def base_of(file: Path) -> str:
     # Looked at, as diffusers takes whatever it does not know for Stable Diffusion 1.5.
     if found == default and not any("input_blocks.0.0.weight" in key for key in tensors):
         raise UserError(f'"{file}": of which model is not known; write BASE+{file}, BASE a folder or OWNER/NAME')
-    return str(found)
+    try:
+        return find(str(found))
+    except UserError as error:
+        text = f'"{file}" is read over the configs of its model; with a folder of them: FOLDER+{file}'
+        raise UserError(f"{error}; {text}") from None
 
 
 def load_file(file: Path, source: str, index: Mapping[str, Any], types: Mapping[str, torch.dtype]) -> dict[str, Any]:
