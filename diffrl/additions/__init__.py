@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 def check(config: Config) -> None:
-    """Raise Problem for what an addition could not do."""
+    """Raise Problem for what an addition could not do, and for given LoRAs that are not there."""
+    if config.lora.start is not None or config.lora.merge:
+        from diffrl.loras.given import check_given
+
+        check_given(config)
     if config.tracking.trackers:
         from diffrl.additions.trackers import check_trackers
 

@@ -76,9 +76,8 @@ def dress(backbone: Any, texts: Texts, source: str | Path) -> bool:
     return bool(able)
 
 
-def read_texts(texts: Texts, source: str | Path, model: str) -> dict[str, Lora]:
-    """The part for text encoders, by the name of the encoder; what no encoder of the model takes is said."""
-    backbone = outline(model)
+def read_texts(texts: Texts, source: str | Path, backbone: Any) -> dict[str, Lora]:
+    """The part for text encoders of an `outline`, by the encoder's name; what no encoder of the model takes is said."""
     for name in sorted({key.partition(".")[0] for key in texts.state}):
         if hasattr(backbone.pipe, "load_lora_into_text_encoder") and backbone.index.get(name, [None])[0] is not None:
             setattr(backbone.pipe, name, backbone.encoder(name))

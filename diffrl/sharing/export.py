@@ -112,8 +112,9 @@ def choose(
 
 def _read(name: str, model: str, strength: float) -> list[Weighted]:
     """The LoRA of the network, and those of text encoders beside."""
-    read = read_lora(name, outline(model))
-    texts = read_texts(read.texts, name, model)
+    backbone = outline(model)
+    read = read_lora(name, backbone)
+    texts = read_texts(read.texts, name, backbone)
     first = Weighted(name, read.state, strength * read.spec.scale, strength)
     return [
         first,
