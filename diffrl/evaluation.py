@@ -14,14 +14,14 @@ from torch import Tensor
 from diffrl.features import Features, group_distances
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
-from diffrl.rewards.reported import find_reported
+from diffrl.rewards.kinds import find_reported
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 
 
 class Evaluated(NamedTuple):
     """scores (N, K), NaN where a reward does not apply; distances (P,) inside the images of each prompt, (0,) where it
-    has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.reported`),
+    has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.kinds`),
     without those of which nothing could be said; pictures (S, 3, H, W) of the first prompts' first images, where they
     were asked for; parts (N,) by their names, `REWARD[PART]`, without those that no prompt states; NaN
     where a prompt does not.

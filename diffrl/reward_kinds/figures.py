@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.protocol import Metadata, Reward, RewardError, ability
-from diffrl.rewards.reported import Reported
+from diffrl.rewards.kinds import Reported
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt

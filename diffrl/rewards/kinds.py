@@ -1,4 +1,5 @@
-"""How a scorer asks a reward, and what becomes of its answers: the plain kind, and how the others are found.
+"""How a scorer asks a reward, and what becomes of its answers: the plain kind, and how the others are found; and what
+an evaluation reports beside scores.
 
 Shapes: B images of a batch, N of a phase of scoring, W numbers of an answer to one image.
 """
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from diffrl.plugins import by_package, load
@@ -101,3 +103,31 @@ def kind_of(reward: object) -> type[Asked]:
     """The kind that a reward, or its class, declares; `UserError` where two packages have one of that name."""
     able = (name for name in sorted(by_package("reward kind")) if getattr(reward, name, None))
     return next((load("reward kind", name) for name in able), Asked)
+
+
+class Reported:
+    """Looks at the images of one evaluation. A package publishes a subclass, of (judges, prompts, world, images of each
+    prompt), in the group `diffrl.reported` under the name of what rewards or a world declare.
+
+    names: of its M columns.
+    """
+
+    names: Sequence[str] = ()
+
+    def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """(B, M) on the CPU of a batch (B, 3, H, W) in [0, 1]; NaN where there is nothing to say of an image."""
+        return torch.empty(len(images), 0)
+
+    def figures(
+        self, prompts: Sequence[Prompt], first: int, total: int, together: Callable[[Tensor], Tensor]
+    ) -> Mapping[str, float]:
+        """Of all images, by name, when all of this process's `prompts` were seen, which stand from `first` on among
+        `total`. together: the sum of a tensor over processes; all come to it."""
+        return {}
+
+
+def find_reported(judges: Mapping[str, Any], prompts: Sequence[Prompt], world: Any, per_prompt: int) -> list[Reported]:
+    """What the judges, by name, and the world, or None, have to report of an evaluation of these prompts."""
+    owners = [*judges.values(), world]
+    names = (name for name in sorted(by_package("reported")) if any(getattr(one, name, None) for one in owners))
+    return [load("reported", name)(judges, prompts, world, per_prompt) for name in names]
