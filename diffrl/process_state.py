@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeAlias
 
 from diffrl.switches import DEVICES, FRESH
@@ -132,7 +132,7 @@ def _of_the_thread() -> dict[str, tuple[Get, Put]]:
 
     c: Any = torch._C
     autograd, mha = c._autograd, torch.backends.mha
-    hooks = [name for name in vars(modules) if name.startswith("_global_") and name.endswith("_hooks")]
+    hooks = [one for name, one in vars(modules).items() if name.startswith("_global_") and name.endswith("_hooks")]
     table: dict[str, tuple[Get, Put]] = {
         "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
         "torch's default device or modes": (
@@ -149,9 +149,8 @@ def _of_the_thread() -> dict[str, tuple[Get, Put]]:
             lambda: autograd._top_saved_tensors_default_hooks(True),
             lambda top: _pop(lambda: autograd._top_saved_tensors_default_hooks(True), top),
         ),
-        "torch's hooks on all modules": (
-            lambda: [dict(getattr(modules, name)) for name in hooks],
-            lambda values: _refill([getattr(modules, name) for name in hooks], values),
+        "torch's hooks on all modules": _together(
+            (functools.partial(dict, one), functools.partial(_refill, one)) for one in hooks
         ),
         "torch's threads of backward passes": (c._is_multithreading_enabled, c._set_multithreading_enabled),
         "torch's cache of autocast": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
@@ -167,7 +166,7 @@ def _of_the_thread() -> dict[str, tuple[Get, Put]]:
             ),
             lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
         ),
-        "torch's float32 precision": (_precision, _set_precision),
+        "torch's float32 precision": _together(_precisions()),
         "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         "numpy's errors": (np.geterr, lambda errors: np.seterr(**errors)),
         "the working folder": (os.getcwd, os.chdir),
@@ -206,44 +205,22 @@ def _pop(top: Get, wanted: Any) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
-def _refill(tables: list[Any], values: list[Any]) -> None:
-    for table, was in zip(tables, values, strict=True):
-        table.clear()
-        table.update(was)
+def _refill(table: Any, was: Any) -> None:
+    table.clear()
+    table.update(was)
 
 
 # Of torch.backends, where a product in float32 may be less precise; the older two switches are views of the same.
 PRECISE = ("", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
 
-def _owners() -> list[Any]:
+def _precisions() -> Iterator[tuple[Get, Put]]:
     import torch
 
-    return [functools.reduce(getattr, filter(None, name.split(".")), torch.backends) for name in PRECISE]
-
-
-def _precision() -> tuple[Any, ...]:
-    import torch
-
-    values = list[Any]()
-    for get in (torch.get_float32_matmul_precision, lambda: torch.backends.cudnn.allow_tf32):
-        try:
-            values.append(get())
-        except RuntimeError:  # it was set in the newer way, which the older names cannot say
-            values.append(None)
-    return (*values, *(owner.fp32_precision for owner in _owners()))
-
-
-def _set_precision(values: tuple[Any, ...]) -> None:
-    import torch
-
-    matmul, convolutions, *newer = values
-    if matmul is not None:
-        torch.set_float32_matmul_precision(matmul)
-    if convolutions is not None:
-        torch.backends.cudnn.allow_tf32 = convolutions
-    for owner, value in zip(_owners(), newer, strict=True):
-        owner.fp32_precision = value
+    yield torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    yield _attribute(torch.backends.cudnn, "allow_tf32")
+    for name in PRECISE:
+        yield _attribute(functools.reduce(getattr, filter(None, name.split(".")), torch.backends), "fp32_precision")
 
 
 def _of_the_process() -> dict[str, tuple[Get, Put]]:
@@ -270,7 +247,9 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
         "sys.excepthook": _attribute(sys, "excepthook"),
         "threading.excepthook": _attribute(threading, "excepthook"),
         "logging.disable": (lambda: manager.disable, logging.disable),
-        "diffrl's logger": (lambda: (ours.level, ours.disabled, ours.propagate), _set_logger),
+        "diffrl's logger": _together(  # `setLevel` forgets as well what it answered at the level that was set meanwhile
+            [(lambda: ours.level, ours.setLevel), _attribute(ours, "disabled"), _attribute(ours, "propagate")]
+        ),
         "the locale": (functools.partial(locale.setlocale, locale.LC_ALL),) * 2,
         "multiprocessing's start method": (
             lambda: multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
@@ -289,16 +268,10 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
             functools.partial(signal.pthread_sigmask, signal.SIG_SETMASK),
         ),
         "the processors": (lambda: os.sched_getaffinity(0), lambda those: os.sched_setaffinity(0, those)),
-        "the process's limits": (_limits, _set_limits),
+        "the process's limits": _together(_limits()),
         "the environment": (lambda: {name: os.environ.get(name) for name in ENVIRONMENT}, _set_environment),
         "the umask": (_umask, os.umask),
     }
-
-
-def _set_logger(state: tuple[int, bool, bool]) -> None:
-    ours = logging.getLogger("diffrl")
-    ours.setLevel(state[0])  # forgets as well what it answered at the level that was set meanwhile
-    ours.disabled, ours.propagate = state[1:]
 
 
 @functools.cache
@@ -325,18 +298,11 @@ def _set_functions(values: list[Any]) -> None:
             setattr(owner, name, value)
 
 
-def _limits() -> dict[int, tuple[int, int]]:
+def _limits() -> Iterator[tuple[Get, Put]]:
     import resource
 
-    kinds = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
-    return {kind: resource.getrlimit(kind) for kind in kinds}
-
-
-def _set_limits(values: dict[int, tuple[int, int]]) -> None:
-    import resource
-
-    for kind, value in values.items():
-        resource.setrlimit(kind, value)
+    for kind in (value for name, value in vars(resource).items() if name.startswith("RLIMIT_")):
+        yield functools.partial(resource.getrlimit, kind), functools.partial(resource.setrlimit, kind)
 
 
 def _umask() -> int:
@@ -354,6 +320,24 @@ def _set_environment(values: dict[str, str | None]) -> None:
 
 def _attribute(owner: Any, name: str) -> tuple[Get, Put]:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _together(parts: Iterable[tuple[Get, Put]]) -> tuple[Get, Put]:
+    """Several as one; what cannot be said now is None, and is left as it is."""
+    pairs = list(parts)
+
+    def value(get: Get) -> Any:
+        try:
+            return get()
+        except RuntimeError:  # a precision that was set in the newer way, which the older names cannot say
+            return None
+
+    def put(values: list[Any]) -> None:
+        for (_, one), was in zip(pairs, values, strict=True):
+            if was is not None:
+                one(was)
+
+    return lambda: [value(get) for get, _ in pairs], put
 
 
 def _autocast(device: str) -> tuple[Get, Put]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 # The order in which a reward's steps are applied; the last two read another reward, too.
@@ -17,16 +18,11 @@ def reads(steps: Steps) -> list[str]:
 
 def in_order(steps: Mapping[str, Steps]) -> list[str]:
     """The rewards' names, each after those that it reads; ValueError, with a name, if they read in a ring."""
-    done: list[str] = []
-    waiting = dict(steps)
-    while waiting:
-        ready = [name for name, of_reward in waiting.items() if not any(other in waiting for other in reads(of_reward))]
-        if not ready:
-            raise ValueError(next(iter(waiting)))
-        done += ready
-        for name in ready:
-            del waiting[name]
-    return done
+    graph = {name: [other for other in reads(one) if other in steps] for name, one in steps.items()}
+    try:
+        return list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise ValueError(next(name for name in steps if name in error.args[1])) from None
 
 
 def needed(steps: Mapping[str, Steps], names: list[str]) -> set[str]:
