@@ -112,6 +112,11 @@ class Section(PlainSection):
         """`keys`, or without them a section of these values: in a program a method is built from either."""
         return cls(**values) if keys is None else keys
 
+    @classmethod
+    def made_for(cls, values: Any) -> type[Section]:
+        """The class of a section of these plain values: where what they name has keys of its own. Raises Problem."""
+        return cls
+
     def contents(self, config: Any) -> Mapping[str, Path | str]:
         """What its keys name outside of the config, as `KEY (what)`: a file, or a digest. A resume finds the same.
 

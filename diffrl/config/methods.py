@@ -47,6 +47,15 @@ def asked(timesteps: Any) -> tuple[int | None, float]:
     return (timesteps[0], timesteps[1]) if isinstance(timesteps, list) else either
 
 
+def advantage_std(config: Any) -> tuple[str, str]:
+    """What divides the advantages ("" without any), and the key that says so: of the objective, or of what is around
+    it, such as GARDO."""
+    for section in reversed(config.sections):
+        if getattr(section, "advantage_std", None) is not None:
+            return section.advantage_std, f"{section.method.name}.advantage_std"
+    return "", f"{config.method.name}.advantage_std"
+
+
 Timesteps = Annotated[int | float | list[int | float] | None, PlainValidator(_timesteps)]
 
 

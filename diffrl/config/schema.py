@@ -27,7 +27,6 @@ from diffrl.config.base import (
     section,
 )
 from diffrl.config.engine import Engine
-from diffrl.config.estimates import GroupAdvantages, find_rule
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.sections import Checkpoint, Lora, Optimise, Prompts, Rollout, Tracking
@@ -71,7 +70,6 @@ class Config(Section, metaclass=_OneLine):
     objective: PathText = key(
         "nft", "how scores become a loss: one below, an installed one or path/to/file.py:Class, with a section each"
     )
-    advantages: GroupAdvantages | None = key(None, "what groups that agree give, and other estimates; present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
@@ -209,7 +207,7 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     """The class of a config of these values: with the section of its objective, and those that it names.
 
     Raises:
-        Problem: an unknown objective or advantage rule, at its key.
+        Problem: an unknown objective, or what a section says of its values, at its key.
     """
     sections: dict[str, type[Section]] = {}
     objective = values.get("objective", Config.model_fields["objective"].default)
@@ -222,31 +220,22 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
         sections[chosen.name] = kind
     for name in values:
         if isinstance(name, str) and name not in INSIDE and name not in sections and door.is_section(name):
-            sections[name] = at_key(name, door.find_section, name)
-    advantages = values.get("advantages")
-    rule = advantages.get("rule") if isinstance(advantages, Mapping) else None
-    own = at_key("advantages.rule", find_rule, rule) if isinstance(rule, str) else GroupAdvantages
-    return _made(getattr(chosen, "name", None), tuple(sections.items()), own)
+            sections[name] = at_key(name, door.find_section, name).made_for(values[name])
+    return _made(getattr(chosen, "name", None), tuple(sections.items()))
 
 
 def complete(kind: type[Config]) -> type[Config]:
     """With all shipped sections."""
     mine = {name: section_type(field.annotation) for name, field in kind.model_fields.items() if name not in INSIDE}
     sections: Any = {**door.shipped(), **mine}
-    return _made(
-        getattr(kind.chosen, "name", None),
-        tuple(sections.items()),
-        section_type(kind.model_fields["advantages"].annotation),
-    )
+    return _made(getattr(kind.chosen, "name", None), tuple(sections.items()))
 
 
 @functools.lru_cache(maxsize=256)
-def _made(chosen: str | None, sections: tuple[tuple[str, type[Section]], ...], rule: Any) -> type[Config]:
+def _made(chosen: str | None, sections: tuple[tuple[str, type[Section]], ...]) -> type[Config]:
     fields: dict[str, Any] = {}
     for name, kind in sorted(sections, key=lambda named: door.place_of(named[1])):
         fields[name] = (kind if door.place_of(kind) == 0 else kind | None, given_section(kind))
-    if rule is not GroupAdvantages:
-        fields["advantages"] = (rule | None, Config.model_fields["advantages"])
     made: Any = create_model("Config", __base__=Config, **fields)
     made.chosen = None if chosen is None else dict(sections)[chosen].method
     return cast(type[Config], made)

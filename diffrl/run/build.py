@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -54,11 +54,6 @@ def build_objective(
         objective.noising.path, objective.keep_trajectory = True, "path"
     if names := spatial(config.rewards):
         cast(Any, objective).see_regions([list(config.rewards).index(name) for name in names], names)
-    if config.advantages is not None:
-        from diffrl.objectives.estimates import Checked
-
-        estimate = Checked(config.advantages.estimate(), config.advantages.rule)
-        objective.rule = replace(objective.rule, estimate=estimate)
     for section in config.sections:
         section.around(objective, config, lower)
     return objective

@@ -12,7 +12,6 @@ from typing import Any
 
 from diffrl.config import Config
 from diffrl.config.base import Section
-from diffrl.config.estimates import RULES
 from diffrl.config.reward import read_on_training_images
 from diffrl.plugins import load
 from diffrl.policy import find_model
@@ -44,13 +43,15 @@ def contents(config: Config) -> Identity:
         if isinstance(section, Section) and (section is config.objective_section or not other):
             for key, found in section.contents(config).items():
                 identity[key] = sha256(found)[:16] if isinstance(found, Path) else found
-    outside = {} if config.method.trainer else {"objective": load("objective", config.objective)}
-    if config.advantages is not None and config.advantages.rule not in RULES:
-        outside["advantages"] = config.advantages.code()
-    for name, thing in outside.items():
-        code = inspect.getsourcefile(thing)
-        identity[f"{name} (code)"] = digest(Path(code).read_text(encoding="utf-8")) if code else ""
+    if not config.method.trainer:
+        identity["objective (code)"] = digest_of_code(load("objective", config.objective))
     return identity
+
+
+def digest_of_code(thing: Any) -> str:
+    """Of the file that a class or function of a package or a user is in."""
+    code = inspect.getsourcefile(thing)
+    return digest(Path(code).read_text(encoding="utf-8")) if code else ""
 
 
 def digests(config: Config, rewards: Mapping[str, Reward]) -> Identity:

@@ -20,7 +20,6 @@ OUTSIDE = (
     "diffrl.cli",
     "diffrl.config.in_file",
     "diffrl.config.overrides",
-    "diffrl.config.own_rules",
     "diffrl.config.reward_checks",
     "diffrl.conformance",
     "diffrl.continuations",

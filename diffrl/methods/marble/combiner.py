@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from diffrl.config import Config
-from diffrl.config.estimates import advantage_std
+from diffrl.config.methods import advantage_std
 from diffrl.methods.marble import MarbleSection
 from diffrl.methods.marble.bank import TOTALS, PerRewardGradients, loss_slopes
 from diffrl.methods.marble.gradients import LoraGradients, Passes

@@ -3,30 +3,40 @@
 `rule` says who does it, and the keys beside it are the rule's own. A rule is called as `diffrl.advantages.Estimate`:
 (N, K) scores, (N,) groups, std -> (N, K) advantages. From outside it is a function with its keys behind these, or a
 class whose constructor has them, each with a type and a default; or a section under `Advantages` that names either
-(`made`), so that nothing heavy is imported to read a config. Shipped rules are the latter.
+(`made`), so that nothing heavy is imported to read a config. The shipped rule is the latter.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from diffrl.config.base import PathText, Problem, Section, key
+from diffrl.config.methods import advantage_std
 from diffrl.errors import UserError, in_one_line
+from diffrl.keys import at_key
 from diffrl.plugins import load, load_value
 
 KIND = "advantage rule"
 
 
 class Advantages(Section):
+    about = "what groups that agree give, and other estimates"
     rule: PathText = key(
         "groups",
         "from a group's scores to advantages: groups, an installed rule, or your own, path/to/file.py:NAME; its keys "
         "stand beside this one",
     )
     made: ClassVar[str] = ""  # `module:NAME` of the rule's function or class; "": what `rule` leads to
+
+    @classmethod
+    def made_for(cls, values: Any) -> type[Section]:
+        rule = values.get("rule") if isinstance(values, Mapping) else None
+        return at_key("advantages.rule", find_rule, rule) if isinstance(rule, str) else cls
 
     def check(self, config: Any) -> None:
         name = config.method.name
@@ -39,7 +49,17 @@ class Advantages(Section):
 
     def code(self) -> Any:
         """The rule's function or class, without its keys."""
-        return load_value(KIND, self.rule, self.made) if self.made else load(KIND, self.rule, RULES)
+        return load_value(KIND, self.rule, self.made) if self.made else load(KIND, self.rule)
+
+    def contents(self, config: Any) -> Mapping[str, Path | str]:
+        from diffrl.run.identity import digest_of_code
+
+        return {"advantages (code)": digest_of_code(self.code())}
+
+    def around(self, objective: Any, config: Any, lower: Collection[str]) -> None:
+        from diffrl.additions.estimates import Checked
+
+        objective.rule = replace(objective.rule, estimate=Checked(self.estimate(), self.rule))
 
     def estimate(self) -> Callable[..., Any]:
         """The rule. UserError if its constructor fails."""
@@ -52,7 +72,7 @@ class Advantages(Section):
 
 
 class GroupAdvantages(Advantages):
-    made: ClassVar[str] = "diffrl.objectives.estimates:Estimator"
+    made: ClassVar[str] = "diffrl.additions.estimates:Estimator"
     agree: Literal["keep", "leave_out", "floor"] = key(
         "keep",
         "a group whose images score alike. leave_out: the mean is over the others (DAPO); floor: the std that "
@@ -65,28 +85,19 @@ class GroupAdvantages(Advantages):
         if self.agree == "floor" and std != "group":
             raise Problem("advantages.agree", f'"floor" is a least std of the group, but {owner} is "{std}"')
 
-
-def advantage_std(config: Any) -> tuple[str, str]:
-    """What divides the advantages ("" without any), and the key that says so: of the objective, or of what is around
-    it, such as GARDO."""
-    for section in reversed(config.sections):
-        if getattr(section, "advantage_std", None) is not None:
-            return section.advantage_std, f"{section.method.name}.advantage_std"
-    return "", f"{config.method.name}.advantage_std"
-
-
-RULES: dict[str, type[Advantages]] = {"groups": GroupAdvantages}
+    def contents(self, config: Any) -> Mapping[str, Path | str]:
+        return {}  # its code is the package's
 
 
 def find_rule(rule: str) -> type[Advantages]:
-    """The section of a shipped rule, an installed one, or `path/to/file.py:NAME`.
+    """The section of an installed rule, or of `path/to/file.py:NAME`.
 
     Raises:
         UserError: there is none, with the nearest name; it cannot be imported; it is no rule, and what it lacks.
     """
-    thing = RULES.get(rule) or load(KIND, rule, RULES)
+    thing = load(KIND, rule)
     if inspect.isclass(thing) and issubclass(thing, Advantages):
         return thing
-    from diffrl.config.own_rules import section_of
+    from diffrl.additions.own_rules import section_of
 
     return section_of(thing, KIND, rule, Advantages)
