@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from diffrl.additions.verdict import Guard
@@ -23,11 +23,8 @@ class GuardRails(RunHook):
         alarms = guard.alarms(build.evaluation.past, build.evaluation.held)
         metrics |= {f"alarm/{alarm.key}": alarm.text for alarm in alarms}
         if metrics["epoch"] and not alarms and build.folder.main:
-            self._save(metrics)
+            healthy = inside(build.folder.path, "healthy")
+            build.policy.save_lora(healthy, build.evaluation.snapshot)
+            measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
+            write_json(healthy / "evaluation.json", measured)
         return [alarm.text for alarm in alarms]
-
-    def _save(self, metrics: Mapping[str, Any]) -> None:
-        healthy = inside(self.build.folder.path, "healthy")
-        self.build.policy.save_lora(healthy, self.build.evaluation.snapshot)
-        measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
-        write_json(healthy / "evaluation.json", measured)

@@ -10,7 +10,7 @@ from diffrl.config.base import Problem, at_key
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
-from diffrl.plugins import here, installed, load_value
+from diffrl.plugins import here, installed, load
 from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
 from diffrl.worlds import form_of, worlds
 
@@ -21,10 +21,13 @@ SHARED = ("home", "media", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "va
 
 def check(config: Config, world: int | None = None) -> None:
     """Raise Problem for the first thing that cannot work; `world`: number of processes (default: WORLD_SIZE, or 1)."""
+    from diffrl.rewards.credentials import check_no_credentials
+
     at_key("model", check_model, config.model)
     for table in ("rewards", "watch"):
         for name, reward in getattr(config, table).items():
-            check_no_credentials_at(f"{table}.{name}", reward)
+            for argument, value in reward.arguments.items():  # the config is written into the run's folder
+                at_key(f"{table}.{name}.{argument}", check_no_credentials, value, argument)
     check_unused(config)
     check_run_dir(config.run_dir)
     check_prompts(config)
@@ -32,17 +35,9 @@ def check(config: Config, world: int | None = None) -> None:
     for name in ordered(config):
         if is_on(config, name) and hasattr(section := getattr(config, name), "check"):
             section.check(config)
-    for name, entry in installed("check").items():
-        load_value("check", name, entry.value)(config)
+    for name in installed("check"):
+        load("check", name)(config)
     check_geometry(config, world_size() if world is None else world)
-
-
-def check_no_credentials_at(key: str, reward: Reward) -> None:
-    """Raise Problem for a URL with a password or a token in it: the config is written into the run's folder."""
-    from diffrl.rewards.credentials import check_no_credentials
-
-    for name, value in reward.arguments.items():
-        at_key(f"{key}.{name}", check_no_credentials, value, name)
 
 
 def check_unused(config: Config) -> None:

@@ -26,24 +26,15 @@ def is_method(name: str) -> bool:
     return name in installed("method")
 
 
-def find_method(name: str) -> type[Section]:
-    """The section of an installed method.
-
-    Raises:
-        UserError: it cannot be imported; it does not say what it is.
-    """
-    return _section_of(load("method", name), name)
-
-
 def is_section(name: str) -> bool:
     """Is a section of this name installed, of a method or not?"""
     return is_method(name) or name in installed("section")
 
 
 def find_section(name: str) -> type[Section]:
-    """An installed one. UserError where it cannot be imported, or is none."""
+    """The installed one, of a method or not. UserError where it cannot be imported, or does not say what it is."""
     if is_method(name):
-        return find_method(name)
+        return _section_of(load("method", name), name)
     kind = load("section", name)
     if not (isinstance(kind, type) and issubclass(kind, Section)):
         raise UserError(f'"{name}" is not a diffrl.config.base.Section')
@@ -77,7 +68,7 @@ def find_objective(objective: str) -> type[Section]:
     if is_path(objective):
         kind = _section_of(load("objective", objective, fits=lambda thing: hasattr(thing, "section")), objective)
     else:
-        kind = find_method(objective) if is_method(objective) else None
+        kind = find_section(objective) if is_method(objective) else None
     if kind is None or kind.method is None or kind.method.kind != "objective":
         others = [name for name, entry in installed("method").items() if not entry.value.startswith(SHIPPED)]
         now = " (it is rwr with rwr.weights: best now)" if objective == "sft" else ""

@@ -198,7 +198,7 @@ def names_of(kind: type[Config]) -> tuple[list[str], list[str], list[str]]:
 def method_of(values: Mapping[str, Any]) -> str:
     """The methods of a config's plain values by their names: `grpo+dense+gardo`; of a file's objective the class."""
     on = [name for name in values if name not in INSIDE and values[name] is not None and door.is_method(name)]
-    placed = sorted((door.place_of(door.find_method(name)), name) for name in on)
+    placed = sorted((door.place_of(door.find_section(name)), name) for name in on)
     objective = str(values.get("objective") or "nft").rpartition(":")[2]
     return "+".join([objective, *(name for place, name in placed if place)])
 
