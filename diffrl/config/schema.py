@@ -26,10 +26,9 @@ from diffrl.config.base import (
     key,
     section,
 )
-from diffrl.config.engine import Engine
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.reward import Reward, Watched
-from diffrl.config.sections import Checkpoint, Lora, Optimise, Prompts, Rollout, Tracking
+from diffrl.config.sections import Checkpoint, Engine, Lora, Optimise, Prompts, Rollout, Tracking
 from diffrl.errors import UserError
 
 

@@ -1,7 +1,8 @@
-"""The plain sections of every config: prompts, LoRA, rollout, optimiser, checkpoints and tracking."""
+"""The plain sections of every config, from prompts to tracking."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, FiniteFloat, PlainSerializer, PlainValidator, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import PAIR, PathText, Problem, PromptSource, Resolution, Section, Share, key, section
-from diffrl.config.caching import ScoutSection
+from diffrl.config.base import PAIR, Base, PathText, Problem, PromptSource, Resolution, Section, Share, key, section
 from diffrl.config.methods import ForwardProcess
 from diffrl.errors import UserError
+from diffrl.plugins import load
 from diffrl.sampling import SamplerSpec
 
 
@@ -91,6 +92,36 @@ class Lora(Section):
         named = {f"lora.merge (file {number})": weighted(one)[0] for number, one in enumerate(self.merge, 1)}
         named |= {} if self.start is None else {"lora.start (file)": self.start}
         return {key: lora_file(name) for key, name in named.items()}
+
+
+class ScoutSection(Section):
+    """Sol-RL's scouts (arXiv 2604.06916)."""
+
+    images: int = key(96, "candidates of each prompt; rollout.group_size of them are drawn in full", "images", ge=2)
+    steps: int = key(6, "sampling steps of a candidate", "steps", ge=1)
+
+    def check_with(self, config: Any) -> None:
+        """Raise Problem where candidates would say nothing of the images, or nothing reads what they say."""
+        from diffrl.rewards.registry import declares
+
+        rollout, where = config.rollout, "rollout.scout"
+        if rollout.facts.stochastic:
+            text = f'"{rollout.sampler}" draws noise on the way, of which the candidates of {where} say nothing'
+            raise Problem("rollout.sampler", f"{text}: use dpm2 or euler")
+        if config.method.advantages == "none":
+            raise Problem(where, f'objective "{config.method.name}" compares no images of a group: leave it out')
+        if self.images < rollout.group_size:
+            text = f"{self.images} candidates for groups of {rollout.group_size} (rollout.group_size)"
+            raise Problem(f"{where}.images", text)
+        if self.steps > rollout.steps:
+            text = f"{self.steps} steps of a candidate, but an image has {rollout.steps} (rollout.steps)"
+            raise Problem(f"{where}.steps", text)
+        for name, entry in config.rewards.items():
+            if declares(entry.plugin or name, "groupwise"):
+                raise Problem(where, f'the reward "{name}" judges whole groups, and scouts are judged one by one')
+            if entry.offload == "apart":
+                text = "apart: it scores after the sampling, and scouts are scored before it; true"
+                raise Problem(f"rewards.{name}.offload", text)
 
 
 class Rollout(SamplerSpec):
@@ -196,6 +227,47 @@ class Optimise(Section):
             raise Problem(
                 where, f'"path" needs the states of an ODE, and "{rollout.sampler}" draws noise: use dpm2 or euler'
             )
+
+
+class Engine(Section):
+    attention: str = key("native", "attention kernel, by diffusers' names: native (torch's own), flash, ...")
+    compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
+    base: Base = key(
+        "full",
+        "the frozen weights of the network's blocks: int8 and fp8 take half of bf16's memory, nf4 (bitsandbytes; "
+        "extra: diffrl[8bit]) a quarter; the LoRA and the arithmetic stay as they are",
+    )
+    optimiser: Literal["adamw", "adamw8bit"] = key(
+        "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
+    )
+    tf32: bool | None = key(
+        None,
+        "on CUDA compute fp32 products, the autoencoder's too, in TF32: faster, with 10 bits of mantissa instead of "
+        "23; null: as Flow-GRPO's code, unless optimise.precision is fp32",
+    )
+    deterministic: bool = key(
+        False, "kernels that give the same bits each time, slower: on a GPU a resume is exact only with them"
+    )
+    encoders: Literal["beside", "apart"] = key(
+        "beside", "apart: the network waits in main memory while the text encoders are on the device: two copies of it"
+    )
+    decode: int | None = key(None, "images decoded at a time; null: as many as make 2 megapixels", "images", ge=1)
+    tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
+
+    def check(self, config: Any) -> None:
+        if self.base != "full":
+            if self.compile:
+                text = f'"{self.base}" with engine.compile: not tried together; leave one of them out'
+                raise Problem("engine.base", text)
+            if text := self.refusal_of_base(config.optimise.precision):
+                raise Problem("engine.base", text)
+        if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
+            raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
+
+    def refusal_of_base(self, precision: str, device: str = "") -> str:
+        """What `base` itself says against this precision and type of device; "" where nothing does."""
+        refusal = getattr(load("engine.base", self.base), "refusal", None) if self.base != "full" else None
+        return str(refusal(precision, device)) if refusal is not None else ""
 
 
 class Checkpoint(Section):

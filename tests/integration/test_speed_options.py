@@ -9,7 +9,7 @@ import pytest
 from covering import some
 from speed_options import ELSEWHERE, METHODS, OPTIONS, assert_options_leave_the_gradient
 
-from diffrl.config.engine import Engine
+from diffrl.config.sections import Engine
 
 
 def test_the_table_is_whole() -> None:
