@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from diffrl.errors import UserError, nearest
-from diffrl.policy.registry import families, find_family
+from diffrl.plugins import installed
+from diffrl.policy.registry import find_family
 
 COLUMNS = (
     "pipeline",
@@ -24,7 +25,7 @@ def rows() -> list[list[str]]:
     """One row per family, with the pipeline classes that it serves, in the order of `COLUMNS`."""
     lines: list[list[str]] = []
     shown: dict[Any, list[str]] = {}  # a family's row
-    for pipeline in families():
+    for pipeline in installed("family"):
         try:
             family: Any = find_family(pipeline)
             if family in shown:

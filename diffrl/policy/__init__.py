@@ -15,7 +15,7 @@ from diffrl.policy.base import Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
-from diffrl.policy.registry import families, find_family
+from diffrl.policy.registry import find_family
 from diffrl.switches import leave_cudnn_attention
 from diffrl.worlds import owner
 
@@ -27,7 +27,6 @@ __all__ = [
     "Conditioning",
     "LoraSpec",
     "Policy",
-    "families",
     "find_family",
     "find_model",
     "load_policy",

@@ -14,11 +14,6 @@ from diffrl.plugins import by_package, installed, load
 NEEDED = ("load", "encode", "forward", "prediction", "guide", "timesteps", "to_vae", "from_vae", "save_lora", "blank")
 
 
-def families() -> dict[str, str]:
-    """`module:Class` of every installed family by its pipeline's class."""
-    return {name: entry.value for name, entry in installed("family").items()}
-
-
 def find_family(pipeline: str, family: str | None = None) -> Any:
     """The family of a pipeline's class, or the class `path/to/file.py:Class`; imported, not built.
 
@@ -27,7 +22,7 @@ def find_family(pipeline: str, family: str | None = None) -> Any:
     """
     name = family or pipeline
     if family is None and pipeline not in by_package("family"):
-        known = families()
+        known = installed("family")
         supported = f"supported are {', '.join(known)}"
         raise UserError(f"model: a {pipeline} is of no known family{nearest(pipeline, known)}; {supported}")
     family_class = load("family", name)

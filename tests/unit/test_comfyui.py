@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.loras.reading import read_lora
+from diffrl.plugins import installed
 from diffrl.policy.lora import Adapters, LoraSpec
-from diffrl.policy.registry import families, find_family
+from diffrl.policy.registry import find_family
 from diffrl.sharing.keys import READ, for_comfyui
 
 MADE = {"StableDiffusion3Pipeline": tiny_sd3, "FluxPipeline": tiny_flux}
@@ -82,7 +83,7 @@ def test_the_file_changes_comfyui_s_weights_as_diffusers_lora_does(pipeline: str
 
 def test_families_and_layers_that_comfyui_does_not_know_are_said_in_one_line() -> None:
     unets = {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}  # their file is read by diffusers, in test_sharing
-    assert {*MAPS, *SAME} | unets == set(READ) == set(families()) - {"SanaPipeline"}
+    assert {*MAPS, *SAME} | unets == set(READ) == set(installed("family")) - {"SanaPipeline"}
     layer = {f"x.lora_{matrix}.weight": torch.zeros(2, 2) for matrix in "AB"}
     with pytest.raises(UserError, match="has no Sana"):
         for_comfyui("SanaPipeline", layer, SPEC)

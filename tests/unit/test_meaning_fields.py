@@ -26,10 +26,10 @@ from torch import Tensor
 
 from diffrl.conformance.check import draw
 from diffrl.errors import UserError
+from diffrl.plugins import installed
 from diffrl.policy import LoraSpec, Policy, find_family, load_policy
 from diffrl.policy.meaning import say_solver
 from diffrl.policy.pipelines import settings_of
-from diffrl.policy.registry import families
 from tests.tiny_models.classic import tiny_flux, tiny_sd, tiny_sd3
 from tests.tiny_models.recent import TINY, make
 
@@ -245,7 +245,7 @@ READ = {
 SIZES = {"unet.sample_size", "vae.block_out_channels"}  # of a transformer's pipeline: its size without a `height`
 
 
-@pytest.mark.parametrize("pipeline", families())
+@pytest.mark.parametrize("pipeline", installed("family"))
 def test_a_pipeline_reads_no_field_that_was_not_looked_at(pipeline: str) -> None:
     """One that a new version of diffusers reads is looked at before it is added here."""
     module = inspect.getmodule(getattr(diffusers, pipeline))

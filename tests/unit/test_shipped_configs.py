@@ -10,7 +10,8 @@ import pytest
 
 from diffrl.config import dump, load_config
 from diffrl.config.presets import MODELS
-from diffrl.policy.registry import families, find_family
+from diffrl.plugins import installed
+from diffrl.policy.registry import find_family
 from diffrl.resources import shipped, shipped_configs
 from experiments.figures import recipe_table
 
@@ -164,7 +165,7 @@ def test_recipes_have_the_released_values(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_models_preset_has_the_steps_that_its_family_knows() -> None:
-    known = {one.name: one.steps for pipeline in families() for one in find_family(pipeline).known}
+    known = {one.name: one.steps for pipeline in installed("family") for one in find_family(pipeline).known}
     assert {name: steps for name, (_, steps) in MODELS.items() if name in known and known[name] != steps} == {}
     assert MODELS.keys() - known.keys() == {"krea/Krea-2"}  # the family has no hub id of it
 
