@@ -29,9 +29,8 @@ from diffrl.memory.texts import longest_text
 from diffrl.plugins import load
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
-from diffrl.policy.pipelines import settings_of
-from diffrl.policy.targets import fields, find_layers
-from diffrl.policy.text_length import set_text_length
+from diffrl.policy.lora import fields, find_layers
+from diffrl.policy.pipelines import set_text_length, settings_of
 from diffrl.resources import shipped
 from diffrl.worlds import form_of
 

@@ -14,7 +14,7 @@ from diffrl.plugins import LOADING, load
 from diffrl.policy.base import Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
-from diffrl.policy.pipelines import Resolution
+from diffrl.policy.pipelines import Resolution, set_text_length
 from diffrl.policy.registry import find_family
 from diffrl.switches import leave_cudnn_attention
 from diffrl.worlds import owner
@@ -76,8 +76,6 @@ def load_policy(
     with LOADING:
         backbone = _load(model, family, precision, resolution)
     if text_length is not None:
-        from diffrl.policy.text_length import set_text_length
-
         set_text_length(backbone, text_length)
     kind: dict[str, Any] = {"device": device, "seed": seed, "convert": convert, "whole": whole}
     if merge:

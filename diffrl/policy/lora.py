@@ -5,10 +5,12 @@ Symbols: r rank, A (r, in) and B (out, r) of one layer; the layer computes `W x 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -22,6 +24,12 @@ from diffrl.policy.fused import Fused
 TRAINED, BASE = "default", "base"
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")  # of a layer
 LARGEST_ALPHA = 1e6  # far beyond any that trains, and far from where its products overflow
+# Feed-forward layers of a block, and of FLUX's single blocks, whose last projection is also the attention's. Not
+# HiDream's routed experts, which its network runs without gradient.
+MLP = re.compile(
+    r"^(?!.*\.experts\.).*\.\d+\.(block\.)?(ff(_\w+)?|feed_forward|\w*mlp)(\.|$)|"
+    r"^single_transformer_blocks\.\d+\.proj_out$"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class LoraSpec:
 
     rank: int = 32
     alpha: float = 64.0
-    targets: Sequence[str] | None = None  # see `diffrl.policy.targets`; None = the family's attention projections
+    targets: Sequence[str] | None = None  # see `find_layers`; None = the family's attention projections
     dora: bool = False  # W + s B A with its rows brought to trained norms (2402.09353)
     rslora: bool = False  # s = alpha / sqrt(r) (2312.03732)
     init: str | bool = "gaussian"  # peft's init_lora_weights
@@ -88,8 +96,6 @@ class Adapters:
         # the pretrained network.
         self._active: list[str] = [TRAINED]
         self.reference: str | None = None  # the snapshot that stands for the pretrained network
-        from diffrl.policy.targets import fields, find_layers
-
         self._fields = fields(spec, find_layers(network, spec.targets, targets, dead))
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
@@ -209,3 +215,39 @@ class Adapters:
 def own(table: Mapping[str, float], layer: str, default: float) -> float:
     """Of the words in the layer's name the longest has it."""
     return table[max(found, key=len)] if (found := [w for w in table if f".{w}." in f".{layer}."]) else default
+
+
+def fields(spec: LoraSpec, layers: Sequence[str]) -> dict[str, Any]:
+    """The fields of peft's LoraConfig that are not its defaults, beside init_lora_weights."""
+    made: dict[str, Any] = {"r": spec.rank, "lora_alpha": spec.alpha, "target_modules": list(layers)}
+    made |= {"use_dora": True} if spec.dora else {}
+    made |= {"use_rslora": True} if spec.rslora else {}
+    for name, table, default in (("rank", spec.ranks, spec.rank), ("alpha", spec.alphas, spec.alpha)):
+        if odd := [word for word in table if not any(f".{word}." in f".{layer}." for layer in layers)]:
+            raise UserError(f'lora.{name}: no layer with a LoRA has "{odd[0]}" in its name, such as {layers[0]}')
+        if table:
+            made[f"{name}_pattern"] = {f"^{layer}": own(table, layer, default) for layer in layers}
+    return made
+
+
+def _matches(name: str, target: str) -> bool:
+    """Peft's rule for a name among target modules; a pattern with * is of the whole name; "mlp": see MLP."""
+    if target == "mlp":
+        return MLP.search(name) is not None
+    return fnmatchcase(name, target) if "*" in target else name == target or name.endswith(f".{target}")
+
+
+def find_layers(
+    network: nn.Module, targets: Sequence[str] | None, attention: Sequence[str], dead: Sequence[str]
+) -> list[str]:
+    """Full names of the linear layers that one of `targets` means, without the `dead` ones; of convolutions those that
+    it names in full, as a file does. "attention", and None, are the family's projections."""
+    targets = [name for one in targets or ["attention"] for name in (attention if one == "attention" else [one])]
+    modules, named = dict(network.named_modules()), set(targets)
+    linear = [n for n, m in modules.items() if isinstance(m, nn.Linear) or (n in named and isinstance(m, nn.Conv2d))]
+    for target in targets:
+        if not any(_matches(name, target) for name in linear):
+            ends = {re.sub(r"^.*?\.\d+\.", "", name) for name in linear}  # without "transformer_blocks.0."
+            choices = ["attention", "mlp", *ends]
+            raise UserError(f'lora.targets: no linear layer\'s name ends in "{target}"{nearest(target, choices)}')
+    return [name for name in linear if name not in dead and any(_matches(name, target) for target in targets)]
