@@ -33,10 +33,14 @@ class LoraReader(Protocol):
         """Add LoRAs to the weights of a model, each with its weight. What it returns is `without` of a `Policy`."""
 
     def begin(self, name: str, backbone: Any, lora: Any, **kind: Any) -> Any:
-        """A `Policy(backbone, lora=lora, **kind)` whose LoRA begins as this one; `lora` None: of its size."""
+        """A `Policy(backbone, lora=lora, **kind)` whose LoRA begins as this one; text encoders wear their part of it.
+
+        `lora` may have a larger rank, another scale and more layers; None: all of them are the file's. Where it names
+        no targets, the family's and the file's get a LoRA.
+        """
 
     def load(self, name: str, policy: Any, snapshot: str) -> None:
-        """Set a LoRA of the policy to this one; what it has not gets no effect."""
+        """Set a LoRA of the policy to this one, of its rank at most; what it has not gets no effect."""
 
 
 def reader_of(name: str | Path) -> LoraReader:

@@ -25,8 +25,7 @@ from torch import nn
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.loras.reading import FILE, TEXT, Lora, Texts, emptied, quietly, read_off
-from diffrl.policy import find_family, find_model
-from diffrl.policy.text_cache import quiet
+from diffrl.policy import Policy, find_family, find_model, text_cache
 
 log = logging.getLogger("diffrl")
 UP = re.compile(r"\.up\.weight$|lora_B\.weight$|lora_up\.weight$")
@@ -65,7 +64,7 @@ def dress(backbone: Any, texts: Texts, source: str | Path) -> bool:
         metadata = texts.metadata and {k: v for k, v in texts.metadata.items() if k.startswith(f"{name}.")}
         encoder: Any = getattr(pipe, name)
         given: dict[str, Any] = {"network_alphas": None, "metadata": metadata or None}
-        with quietly(), quiet():
+        with quietly(), text_cache.quiet():
             loader(copy.copy(texts.state), text_encoder=encoder, prefix=name, adapter_name=FILE, **given)
         layers: list[Any] = [part for part in encoder.modules() if isinstance(part, LoraLayer)]
         wanted = [value for key, value in texts.state.items() if key.startswith(f"{name}.") and UP.search(key)]
@@ -88,17 +87,26 @@ def read_texts(texts: Texts, source: str | Path, backbone: Any) -> dict[str, Lor
     }
 
 
+def keep_plain(policy: Policy) -> None:
+    """A policy whose encoders wear a LoRA: its pretrained model reads texts without that, and its file has it, too."""
+    policy.plain_texts = text_cache.Texts(policy.backbone, policy.device)
+    policy.plain_texts.room = lambda: _undressed(policy)
+    policy.add_texts = add_texts
+
+
 @contextmanager
-def undressed(encoders: list[nn.Module]) -> Iterator[None]:
-    """The encoders without their LoRA."""
+def _undressed(policy: Policy) -> Iterator[None]:
+    """The encoders without their LoRA, and with the room that they take."""
+    encoders = policy.backbone.text_encoders
     layers = [part for encoder in encoders for part in encoder.modules() if isinstance(part, LoraLayer)]
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
+    with policy.texts.room():
         for layer in layers:
-            layer._disable_adapters = False
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False
 
 
 def add_texts(file: Path, backbone: Any) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.hub import hub_file, not_name, pinned
 from diffrl.hub_access import hub_failure
 from diffrl.plugins import here
 from diffrl.worlds import world_of, worlds
+
+if TYPE_CHECKING:
+    from diffrl.policy import Policy
 
 PART = re.compile(r".*-\d+-of-0*(?!1\.)[1-9]\d*\.safetensors")  # one of several files of weights
 NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
@@ -72,15 +76,30 @@ class LoraFiles:
 
         return partial(hold_base, [(merge_lora(backbone, name, weight), weight) for name, weight in loras])
 
-    def begin(self, name: str, backbone: Any, lora: Any, **kind: Any) -> Any:
-        from diffrl.loras.beginning import policy_from
+    def begin(self, name: str, backbone: Any, lora: Any, **kind: Any) -> Policy:
+        from diffrl.loras.encoders import dress, keep_plain
+        from diffrl.loras.reading import read_lora
+        from diffrl.policy import Policy
+        from diffrl.policy.merging import fitted
 
-        return policy_from(name, backbone, lora, **kind)
+        read = read_lora(name, backbone)
+        spec = read.spec if lora is None else lora
+        if spec.targets is None:
+            spec = replace(spec, targets=[*backbone.targets, *(read.spec.targets or ())])
+        worn = dress(backbone, read.texts, name)
+        policy = Policy(backbone, lora=spec, **kind)
+        policy.load_state("default", fitted(read.state, read.spec, spec, policy.state(), name))
+        if worn:
+            keep_plain(policy)
+        return policy
 
-    def load(self, name: str, policy: Any, snapshot: str) -> None:
-        from diffrl.loras.beginning import load
+    def load(self, name: str, policy: Policy, snapshot: str) -> None:
+        from diffrl.loras.reading import read_lora
+        from diffrl.policy.merging import fitted
 
-        load(name, policy, snapshot)
+        read = read_lora(name, policy.backbone)
+        state = fitted(read.state, read.spec, policy.lora.spec, policy.state(snapshot), name)
+        policy.lora.load_state(snapshot, state)
 
 
 def _only(files: list[str], where: str) -> str:

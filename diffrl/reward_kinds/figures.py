@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.protocol import Metadata, Reward, RewardError, ability
 from diffrl.rewards.kinds import Reported
+from diffrl.rewards.protocol import Metadata, Reward, RewardError, ability
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt

@@ -17,8 +17,8 @@ from diffrl import evaluation
 from diffrl.config import load_config
 from diffrl.evaluation import Evaluated, Evaluator
 from diffrl.prompts import Prompt
-from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.kinds import Reported
+from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.evaluation import evaluation_spec
