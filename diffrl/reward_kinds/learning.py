@@ -54,19 +54,17 @@ class FrozenAfterWarmStart(Wrapper):
     """A reward that learns as it was after it had learned for the first time: `REWARD_first` among the judges of
     held-out images, since its own scores move."""
 
-    def __init__(self, reward: Learning) -> None:
-        super().__init__(reward)
-        self.learning = reward
+    reward: Learning
 
     def applies(self, prompt: str, metadata: Metadata) -> bool:
         """Where the reward itself applies, once it has learned."""
-        asked = ability(self.learning, "applies")
-        return self.learning.first is not None and (asked is None or asked(prompt, metadata))
+        asked = ability(self.reward, "applies")
+        return self.reward.first is not None and (asked is None or asked(prompt, metadata))
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
-        assert self.learning.first is not None, "it does not apply before"
-        return self.learning.first(images, prompts, metadata)
+        assert self.reward.first is not None, "it does not apply before"
+        return self.reward.first(images, prompts, metadata)
 
 
 class Observing(Asked):
@@ -79,11 +77,9 @@ class Observing(Asked):
         """`NAME_first`."""
         return {"first": FrozenAfterWarmStart(reward)}
 
-    def observe(
-        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata], keys: Sequence[int]
-    ) -> None:
+    def observe(self, *shown: Any) -> None:
         """As `Learning.observe`."""
-        self.reward.observe(images, prompts, metadata, keys)
+        self.reward.observe(*shown)
 
 
 class Learner:
