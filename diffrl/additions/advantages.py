@@ -52,6 +52,8 @@ class Advantages(Section):
         return load_value(KIND, self.rule, self.made) if self.made else load(KIND, self.rule)
 
     def contents(self, config: Any) -> Mapping[str, Path | str]:
+        if self.rule == "groups":
+            return {}  # its code is the package's
         from diffrl.run.identity import digest_of_code
 
         return {"advantages (code)": digest_of_code(self.code())}
@@ -84,9 +86,6 @@ class GroupAdvantages(Advantages):
         std, owner = advantage_std(config)
         if self.agree == "floor" and std != "group":
             raise Problem("advantages.agree", f'"floor" is a least std of the group, but {owner} is "{std}"')
-
-    def contents(self, config: Any) -> Mapping[str, Path | str]:
-        return {}  # its code is the package's
 
 
 def find_rule(rule: str) -> type[Advantages]:
