@@ -16,6 +16,7 @@ from diffrl.rewards.protocol import Reward, ability, find_offloaded
 from diffrl.rewards.registry import load_reward, takes
 
 MOVING = ("offload", "cache")  # options that keep scores, or move weights
+IN_CONFIGS = (*MOVING, "spatial")  # which are fields of a config's entry, and no arguments
 
 
 def check_movable(name: str, plugin: str, asked: str, reward: object) -> None:
@@ -53,7 +54,7 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
     for name, entry in entries.items():
         arguments, options = dict(entry.arguments), entry.options
         for option in by_package("reward option"):
-            if option in arguments and not takes(entry.plugin, option):
+            if option in arguments and option not in IN_CONFIGS and not takes(entry.plugin, option):
                 options[option] = arguments.pop(option)
         if "device" not in arguments and takes(entry.plugin, "device"):
             arguments["device"] = str(device)
