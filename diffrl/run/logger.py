@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from diffrl.config import Config
 from diffrl.errors import printable
 from diffrl.records.progress import ProgressTable
 from diffrl.records.tracking import Tracker
-from diffrl.run.folder import RunFolder
-from diffrl.run.hooks import RunHook
+from diffrl.run.describe import describe, meanings
 from diffrl.run.interrupt import Output
+
+if TYPE_CHECKING:
+    from diffrl.run.run import Run
 
 
 class RunLogger:
-    """Silent on processes that are not the main one.
+    """Silent on processes that are not the main one. The run's hooks are told of each line, and have the last word."""
 
-    Args:
-        lower: rewards of which a lower score is better.
-        headline: what is about to happen.
-        hooks: are told of each line, and have the last word.
-    """
-
-    def __init__(
-        self, config: Config, folder: RunFolder, lower: frozenset[str], headline: str, hooks: Sequence[RunHook] = ()
-    ) -> None:
-        self.config, self.folder, self.lower, self.headline = config, folder, lower, headline
-        self.hooks = hooks
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.console = Console(file=Output())  # type: ignore[arg-type]
         self.tracker: Tracker | None = None
         self.table: ProgressTable | None = None
 
     def __enter__(self) -> RunLogger:
-        if not self.folder.main:
+        run, folder = self.run, self.run.folder
+        if not folder.main:
             return self
-        for hook in self.hooks:
+        for hook in run.hooks:
             hook.before_run()
-        self.tracker = Tracker(self.folder.path)
+        self.tracker = Tracker(folder.path)
         try:
-            first, *rest = self.headline.split("\n")
-            self._say("\n".join([first.replace("; ", "\n  "), *rest]))
-            shown: dict[str, Any] = {"console": self.console, "history": self.folder.lines(), "lower": self.lower}
-            shown |= {"title": str(self.folder.path)}
-            self.table = ProgressTable(self.config.epochs, list(self.config.rewards), **shown)
+            self._say(describe(run).replace("; ", "\n  ") + meanings(run))
+            shown: dict[str, Any] = {"console": self.console, "history": folder.lines(), "lower": run.lower}
+            self.table = ProgressTable(run.config.epochs, list(run.config.rewards), title=str(folder.path), **shown)
             self.table.__enter__()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -59,7 +49,7 @@ class RunLogger:
         if self.table is not None:
             self.table.__exit__(kind, error, at)
         self.tracker.close()
-        for hook in self.hooks:
+        for hook in self.run.hooks:
             for said in hook.after_run(error):
                 self._say(said) if isinstance(said, str) else self.console.print(said)
 
@@ -71,7 +61,7 @@ class RunLogger:
         """An epoch's line."""
         if self.tracker is not None and self.table is not None:
             if (line := self.tracker.log(metrics)) is not None:
-                for hook in self.hooks:
+                for hook in self.run.hooks:
                     hook.on_line(line)
             self.table.add(metrics)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from diffrl.config import Config
 from diffrl.errors import TrainingError, UserError, foreign, in_one_line
 from diffrl.records.disk import DiskError
-from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import EXIT_CODE, Interrupted, Interrupts
 from diffrl.run.logger import RunLogger
@@ -64,10 +63,7 @@ def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[
             with _interruptible(run, [] if owner is None else [owner.check]):
                 with foreign(start.path or folder.path):
                     run.restore(start)
-                with (
-                    RunLogger(run.config, folder, run.lower, describe(run) + meanings(run), run.hooks) as logger,
-                    run.peers.attribute_errors(),
-                ):
+                with RunLogger(run) as logger, run.peers.attribute_errors():
                     run.train(logger)
 
 
