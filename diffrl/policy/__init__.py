@@ -105,7 +105,8 @@ def _load(model: str, family: str | None, precision: str, resolution: Resolution
     try:
         backbone: Backbone = family_class.load(source, index, PRECISIONS[precision], resolution)
     except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
-        raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f'model: "{model}" cannot be loaded: {reason}') from None
     say_solver(backbone)
     return backbone
 
@@ -115,7 +116,3 @@ def find_model(model: str) -> tuple[str, dict[str, Any]]:
     from diffrl.policy.files import find
 
     return find(model)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

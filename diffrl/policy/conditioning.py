@@ -71,7 +71,8 @@ class Conditioning:
 
     def expand(self, rows: int) -> Conditioning:
         """One row repeated without a copy."""
-        embeds, pooled, *extra = (_repeat(tensor, rows) for tensor in (self.embeds, self.pooled, *self.extra))
+        tensors = (self.embeds, self.pooled, *self.extra)
+        embeds, pooled, *extra = (tensor.expand(rows, *tensor.shape[1:]) for tensor in tensors)
         lengths = None if self.lengths is None else self.lengths.expand(rows)
         return Conditioning(embeds, pooled, lengths, tuple(extra))
 
@@ -88,10 +89,6 @@ class Conditioning:
             lengths,
             tuple(torch.cat(tensors) for tensors in zip(*(part.extra for part in parts), strict=True)),
         )
-
-
-def _repeat(tensor: Tensor, rows: int) -> Tensor:
-    return tensor.expand(rows, *tensor.shape[1:])
 
 
 def _pad(embeds: Tensor, length: int) -> Tensor:

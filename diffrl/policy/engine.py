@@ -28,7 +28,8 @@ def set_attention(network: Any, kernel: str) -> None:
     if kernel not in _kernels():
         known = f"{nearest(kernel, _kernels())}; there are {', '.join(_kernels())}"
         raise UserError(f'{ATTENTION}: "{kernel}" is not a kernel of diffusers{known}')
-    modern = _modern(network)
+    processors = getattr(network, "attn_processors", {}).values()
+    modern = any(hasattr(part, "_attention_backend") for part in processors)  # it takes diffusers' kernels by name
     if not modern and kernel not in ("native", "xformers"):
         name = type(network).__name__
         raise UserError(f'{ATTENTION}: "{kernel}", but {name} has older attention: native and xformers only')
@@ -40,11 +41,6 @@ def set_attention(network: Any, kernel: str) -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f'{ATTENTION}: "{kernel}" cannot run here ({reason})') from error
-
-
-def _modern(network: Any) -> bool:
-    """Does its attention take diffusers' kernels by name?"""
-    return any(hasattr(part, "_attention_backend") for part in getattr(network, "attn_processors", {}).values())
 
 
 def _kernels() -> list[str]:

@@ -286,11 +286,8 @@ def _grouped(network: nn.Module, layers: dict[str, PeftLinear]) -> list[list[str
         kind = next((i for i, names in enumerate(TOGETHER) if inner in names), -1)
         # Cross-attention in the UNets has one input for q, and another for k and v.
         crossed = kind == 0 and inner == "to_q" and getattr(network.get_submodule(parent), "is_cross_attention", False)
-        form = (layer.in_features, _biased(layer), next(iter(layer.r.values())), next(iter(layer.scaling.values())))
+        biased = getattr(layer.base_layer, "bias", None) is not None
+        form = (layer.in_features, biased, next(iter(layer.r.values())), next(iter(layer.scaling.values())))
         key = (name, -1) if kind < 0 or crossed else (parent, kind, *form)
         groups.setdefault(key, []).append(name)  # type: ignore[arg-type]
     return list(groups.values())
-
-
-def _biased(layer: PeftLinear) -> bool:
-    return getattr(layer.base_layer, "bias", None) is not None
