@@ -53,6 +53,13 @@ def test_the_picture_of_the_layers_is_the_contract() -> None:
     assert layers == [re.split(r" *[|:] *", layer) for layer in contract]
 
 
+def test_every_package_is_in_the_wheel() -> None:
+    """That of image sets was not: pyproject.toml lists the packages one by one."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = [file.parent.relative_to(ROOT).parts for file in (ROOT / "diffrl").rglob("__init__.py")]
+    assert {".".join(parts) for parts in folders} <= set(listed)
+
+
 def test_sentences_name_what_acts() -> None:
     """Ranks, tensors, clients and people do things: whoever, nobody and somebody do not."""
     vague = re.compile(r"\b(whoever|nobody|somebody)\b", re.IGNORECASE)
