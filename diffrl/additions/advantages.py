@@ -59,7 +59,7 @@ class Advantages(Section):
         return {"advantages (code)": digest_of_code(self.code())}
 
     def around(self, objective: Any, config: Any, lower: Collection[str]) -> None:
-        from diffrl.additions.estimates import Checked
+        from diffrl.objectives.estimates import Checked
 
         objective.rule = replace(objective.rule, estimate=Checked(self.estimate(), self.rule))
 
@@ -74,7 +74,7 @@ class Advantages(Section):
 
 
 class GroupAdvantages(Advantages):
-    made: ClassVar[str] = "diffrl.additions.estimates:Estimator"
+    made: ClassVar[str] = "diffrl.objectives.estimates:Estimator"
     agree: Literal["keep", "leave_out", "floor"] = key(
         "keep",
         "a group whose images score alike. leave_out: the mean is over the others (DAPO); floor: the std that "

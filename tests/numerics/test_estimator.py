@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.additions.estimates import Estimator
 from diffrl.advantages import group_advantages
+from diffrl.objectives.estimates import Estimator
 
 NAN = math.nan
 GROUPS = torch.arange(24) // 4

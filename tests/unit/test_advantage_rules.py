@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from diffrl.additions.advantages import find_rule
-from diffrl.additions.estimates import Checked, Estimator
 from diffrl.advantages import group_advantages
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
+from diffrl.objectives.estimates import Checked, Estimator
 from diffrl.run.build import build_objective
 from diffrl.run.identity import contents
 from diffrl.run.start import config_identity

@@ -32,6 +32,7 @@ OUTSIDE = (
     "diffrl.loras",
     "diffrl.memory",
     "diffrl.methods",
+    "diffrl.objectives.estimates",
     "diffrl.objectives.noising",
     "diffrl.policy.backbone",
     "diffrl.policy.engine",
