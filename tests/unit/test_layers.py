@@ -56,9 +56,10 @@ def test_the_picture_of_the_layers_is_the_contract() -> None:
 
 def test_every_package_is_in_the_wheel() -> None:
     """That of image sets was not: pyproject.toml lists the packages one by one."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = [file.parent.relative_to(ROOT).parts for file in (ROOT / "diffrl").rglob("__init__.py")]
-    assert {".".join(parts) for parts in folders} <= set(listed)
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package, folder in {"diffrl": "diffrl", **listed["package-dir"]}.items():
+        below = [file.parent.relative_to(ROOT / folder).parts for file in (ROOT / folder).rglob("__init__.py")]
+        assert {".".join((package, *parts)) for parts in below} <= set(listed["packages"])
 
 
 def test_the_core_only_shrinks() -> None:
