@@ -132,7 +132,7 @@ def _of_the_thread() -> dict[str, tuple[Get, Put]]:
 
     c: Any = torch._C
     autograd, mha = c._autograd, torch.backends.mha
-    hooks = [one for name, one in vars(modules).items() if name.startswith("_global_") and name.endswith("_hooks")]
+    hooks = [name for name in vars(modules) if name.startswith("_global_") and name.endswith("_hooks")]
     table: dict[str, tuple[Get, Put]] = {
         "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
         "torch's default device or modes": (
@@ -149,9 +149,7 @@ def _of_the_thread() -> dict[str, tuple[Get, Put]]:
             lambda: autograd._top_saved_tensors_default_hooks(True),
             lambda top: _pop(lambda: autograd._top_saved_tensors_default_hooks(True), top),
         ),
-        "torch's hooks on all modules": _together(
-            (functools.partial(dict, one), functools.partial(_refill, one)) for one in hooks
-        ),
+        "torch's hooks on all modules": _together(_table(modules, name) for name in hooks),
         "torch's threads of backward passes": (c._is_multithreading_enabled, c._set_multithreading_enabled),
         "torch's cache of autocast": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         "torch's filling of memory": _attribute(deterministic, "fill_uninitialized_memory"),
@@ -205,9 +203,14 @@ def _pop(top: Get, wanted: Any) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
-def _refill(table: Any, was: Any) -> None:
-    table.clear()
-    table.update(was)
+def _table(owner: Any, name: str) -> tuple[Get, Put]:
+    """What a dict has, asked by its name each time: foreign code may have put another in its place."""
+
+    def put(was: Any) -> None:
+        getattr(owner, name).clear()
+        getattr(owner, name).update(was)
+
+    return lambda: dict(getattr(owner, name)), put
 
 
 # Of torch.backends, where a product in float32 may be less precise; the older two switches are views of the same.

@@ -46,6 +46,9 @@ CHANGES = {
     "warnings.simplefilter('error')": "errors of warnings",
     "import torch.utils._device as d; KEPT.append(d.DeviceContext('meta')); KEPT[-1].__enter__()": "default device",
     "torch.nn.modules.module.register_module_forward_hook(lambda *_: None)": "torch's hooks on all modules",
+    "import torch.nn.modules.module as m; m._global_forward_hooks = type(m._global_forward_hooks)({1: print})": (
+        "torch's hooks on all modules"
+    ),
     "KEPT.append(torch.autograd.graph.saved_tensors_hooks(lambda t: 0 * t, lambda t: t)); KEPT[-1].__enter__()": (
         "torch's hooks on saved tensors"
     ),
