@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from diffrl.additions.verdict import Guard
@@ -17,10 +18,13 @@ class GuardRails(RunHook):
     def __init__(self, build: Build) -> None:
         self.build = build
 
+    @cached_property  # when all hooks are there, which say what is better if lower
+    def _guard(self) -> Guard:
+        return Guard.of(self.build.config.resolved(), self.build.lower_metrics)
+
     def alarms(self, metrics: dict[str, Any]) -> Sequence[str]:
         build = self.build
-        guard = Guard.of(build.config.resolved(), build.lower_metrics)
-        alarms = guard.alarms(build.evaluation.past, build.evaluation.held)
+        alarms = self._guard.alarms(build.evaluation.past, build.evaluation.held)
         metrics |= {f"alarm/{alarm.key}": alarm.text for alarm in alarms}
         if metrics["epoch"] and not alarms and build.folder.main:
             healthy = inside(build.folder.path, "healthy")

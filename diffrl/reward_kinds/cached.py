@@ -101,7 +101,7 @@ class Cached(Wrapper):
 
 def cache(reward: Reward, asked: str, entry: Entry) -> Reward:
     """The option `cache: FOLDER`."""
-    plain = reward.reward if isinstance(reward, Wrapper) else reward  # of one that is offloaded
+    plain = reward.reward if isinstance(reward, Wrapper) and reward.moves else reward
     return Cached(reward, asked, identity_for_cache(entry.plugin, entry.arguments, plain))
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from diffrl.errors import UserError, nearest
 
 PREFIX = "python:"
-_known: dict[str, Any] = {}
-_digests: dict[str, Callable[[Any, bool], str]] = {}
+_known: dict[str, tuple[Any, Callable[[Any, bool], str]]] = {}  # each with what digests it
 
 
 def know(plugin: str, thing: Any, digest: Callable[[Any, bool], str]) -> None:
@@ -21,13 +20,12 @@ def know(plugin: str, thing: Any, digest: Callable[[Any, bool], str]) -> None:
 
     digest: of its code, and, with True, of the values that its code reads.
     """
-    name = plugin.removeprefix(PREFIX)
-    _known[name], _digests[name] = thing, digest
+    _known[plugin.removeprefix(PREFIX)] = thing, digest
 
 
 def given(plugin: str) -> Any:
     """What this program has given under the text that others import it by; None: nothing."""
-    return _known.get(plugin)
+    return _known.get(plugin, (None,))[0]
 
 
 def is_local(plugin: str) -> bool:
@@ -47,12 +45,16 @@ def forget(plugin: str) -> None:
 
 def digest(plugin: str, whole: bool) -> str:
     """What tells the object behind `python:NAME` from another one: its code, and, `whole`, the values that it reads."""
-    thing = find(plugin)
-    return _digests[plugin.removeprefix(PREFIX)](thing, whole)
+    thing, of = _found(plugin)
+    return of(thing, whole)
 
 
 def find(plugin: str) -> Any:
     """The class or object behind `python:NAME`; UserError if this program has not given it."""
+    return _found(plugin)[0]
+
+
+def _found(plugin: str) -> tuple[Any, Callable[[Any, bool], str]]:
     name = plugin.removeprefix(PREFIX)
     if name not in _known:
         hint = nearest(name, _known) if _known else ""
